@@ -1,0 +1,32 @@
+# Each target sets up everything it needs: a virtual environment in .venv, installed under constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-slow check format clean
+
+demo: $(STAMP)
+	$(BIN)/anon demo
+
+test: check
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@

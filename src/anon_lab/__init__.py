@@ -1,0 +1,1 @@
+"""The laboratory: measures, compares and draws what the optimizers of `anon_optim` do."""

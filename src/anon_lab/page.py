@@ -1,0 +1,347 @@
+"""The demo's results as files: a page that needs no network, a picture, and every number in JSON."""
+
+import io
+import json
+import os
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from statistics import mean, stdev
+from string import Template
+from typing import Any
+
+import matplotlib as mpl
+import plotly.graph_objects as go
+from matplotlib.figure import Figure
+from plotly.colors import sample_colorscale
+from plotly.offline import get_plotlyjs
+
+from anon_lab import demo
+from anon_lab.demo import Outcome, Results
+from anon_lab.tasks import digits
+
+# The baselines' colours stay apart from viridis and from each other for every kind of colour vision, and the
+# dashes tell them apart without any; the second of each pair is for a dark page.
+COLOUR = {"SGDM": ("#d55e00", "#ff9248"), "AdamW": ("#b5287b", "#ff86cb")}
+DASH = {"SGDM": "dash", "AdamW": "dot"}
+LINK = "#8a93a0"
+SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+INK = ("#1d232b", "#e4e8ee")
+GRID = ("#dfe3e8", "#363c46")
+
+
+def save(results: Results, out: Path) -> Path:
+    """Write demo.json, demo.svg and demo.html into the folder, each whole or not at all; return the page's path."""
+    contents = {
+        "demo.json": json.dumps(demo.record(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        "demo.svg": svg(results),
+        "demo.html": html(results),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        _write(out / name, text)
+    return out / "demo.html"
+
+
+def _write(path: Path, text: str) -> None:
+    """Put the text in place with one rename, so that no reader and no interruption ever meets half a file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def viridis(gamma: float, dark: bool = False) -> float:
+    """Where gamma, from -0.75 to 1.75, lies in viridis without the end that would drown in the background."""
+    place = min(max((gamma + 0.75) / 2.5, 0.0), 1.0)
+    return 0.25 + 0.75 * place if dark else 0.85 * place
+
+
+def _stats(outcome: Outcome) -> tuple[float, float]:
+    """Mean and standard deviation of the test accuracy, in percent."""
+    return 100 * mean(outcome.test), 100 * stdev(outcome.test)
+
+
+def _label(outcome: Outcome) -> str:
+    middle, spread = _stats(outcome)
+    return f"{outcome.name} {middle:.1f} ± {spread:.1f} %"
+
+
+def _edges(results: Results) -> list[float]:
+    gammas = [gamma for gamma, _ in results.anons]
+    return [min(gammas) - 0.2, max(gammas) + 0.2]
+
+
+def svg(results: Results) -> str:
+    """Test accuracy over gamma, for print and the README."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    edges = _edges(results)
+    for outcome in results.baselines:
+        (middle, spread), colour = _stats(outcome), COLOUR[outcome.name][0]
+        dash = {"dash": "--", "dot": ":"}[DASH[outcome.name]]
+        axes.fill_between(edges, middle - spread, middle + spread, color=colour, alpha=0.13, linewidth=0)
+        axes.plot(edges, [middle, middle], dash, color=colour, linewidth=2, label=_label(outcome))
+    gammas, outcomes = zip(*results.anons, strict=True)
+    axes.plot(gammas, [_stats(outcome)[0] for outcome in outcomes], color=LINK, linewidth=1.2, zorder=2)
+    for gamma, outcome in results.anons:
+        (middle, spread), colour = _stats(outcome), mpl.colormaps["viridis"](viridis(gamma))
+        for accuracy in outcome.test:
+            axes.plot(gamma, 100 * accuracy, "o", color=colour, alpha=0.3, markersize=3.5, markeredgewidth=0)
+        axes.errorbar(gamma, middle, spread, fmt="o", color=colour, capsize=4, markersize=8, elinewidth=2)
+    axes.set_title(demo.finding(results).replace(", ", ",\n", 1), fontsize=11)
+    axes.set_xlabel("adaptivity γ (0: like SGD, 1: like Adam)")
+    axes.set_ylabel(f"test accuracy in %, mean ± sd of {results.plan.seeds} seeds")
+    axes.set(xlim=edges, xticks=gammas)
+    axes.grid(color=GRID[0], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    target = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "anon"}):  # with no date either, the same results give the same file
+        figure.savefig(target, format="svg", metadata={"Date": None})
+    return target.getvalue()
+
+
+def accuracy_figure(results: Results, dark: bool = False) -> go.Figure:
+    """Test accuracy over gamma: Anon as points with their seeds, the baselines as lines with bands."""
+    figure = go.Figure()
+    for outcome in results.baselines:
+        _add_baseline(figure, outcome, _edges(results), dark)
+    gammas, outcomes = zip(*results.anons, strict=True)
+    means = [_stats(outcome)[0] for outcome in outcomes]
+    figure.add_scatter(x=gammas, y=means, mode="lines", line={"color": LINK, "width": 1.5}, **SILENT)
+    for gamma, outcome in results.anons:
+        _add_anon(figure, outcome, gamma, dark)
+    marks = {0.0: "like SGD", 1.0: "like Adam"}
+    ticks = [f"{gamma:g}<br>{marks.get(gamma, '')}".replace("-", "−") for gamma in gammas]
+    figure.update_xaxes(
+        title={"text": "adaptivity γ", "standoff": 12}, range=_edges(results), tickvals=gammas, ticktext=ticks
+    )
+    figure.update_yaxes(title="test accuracy in %")
+    return _dress(figure, dark)
+
+
+def _add_baseline(figure: go.Figure, outcome: Outcome, edges: list[float], dark: bool) -> None:
+    (middle, spread), colour = _stats(outcome), COLOUR[outcome.name][dark]
+    figure.add_scatter(
+        x=edges + edges[::-1],
+        y=[middle - spread] * 2 + [middle + spread] * 2,
+        mode="lines",
+        line_width=0,
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.14,
+        legendgroup=outcome.name,
+        **SILENT,
+    )
+    figure.add_scatter(
+        x=edges,
+        y=[middle, middle],
+        mode="lines",
+        line={"color": colour, "dash": DASH[outcome.name], "width": 2.5},
+        legendgroup=outcome.name,
+        name=_label(outcome),
+        hovertemplate=f"{_label(outcome)}<extra></extra>",
+    )
+
+
+def _add_anon(figure: go.Figure, outcome: Outcome, gamma: float, dark: bool) -> None:
+    (middle, spread), colour = _stats(outcome), _gamma_colour(gamma, dark)
+    seeds = [100 * accuracy for accuracy in outcome.test]
+    marker = {"color": colour, "size": 6, "opacity": 0.35}
+    figure.add_scatter(x=[gamma] * len(seeds), y=seeds, mode="markers", marker=marker, **SILENT)
+    figure.add_scatter(
+        x=[gamma],
+        y=[middle],
+        mode="markers",
+        marker={"color": colour, "size": 13},
+        error_y={"array": [spread], "color": colour, "thickness": 2.5, "width": 7},
+        showlegend=False,
+        hovertemplate=f"{_label(outcome)}<br>lr {outcome.lr:.3g}<extra></extra>",
+    )
+
+
+def loss_figure(results: Results, dark: bool = False) -> go.Figure:
+    """Training loss over epochs, the mean over the reported seeds."""
+    figure = go.Figure()
+    for outcome in results.outcomes:
+        if outcome.gamma is None:
+            line = {"color": COLOUR[outcome.name][dark], "dash": DASH[outcome.name], "width": 2.5}
+        else:
+            line = {"color": _gamma_colour(outcome.gamma, dark), "width": 2.5}
+        losses = [mean(epoch) for epoch in zip(*outcome.loss, strict=True)]
+        figure.add_scatter(
+            x=list(range(len(losses))),
+            y=losses,
+            mode="lines",
+            name=outcome.name,
+            line=line,
+            hovertemplate="%{y:.2g}",
+        )
+    figure.update_xaxes(title="epochs")
+    figure.update_yaxes(title="training loss in nats", type="log", dtick=1, exponentformat="power")
+    figure.update_layout(hovermode="x unified")
+    return _dress(figure, dark)
+
+
+def _gamma_colour(gamma: float, dark: bool) -> str:
+    return str(sample_colorscale("Viridis", viridis(gamma, dark))[0])
+
+
+def _dress(figure: go.Figure, dark: bool) -> go.Figure:
+    """The look that all plots of the page share."""
+    figure.update_layout(
+        template=None,
+        font={"family": "system-ui, sans-serif", "size": 14, "color": INK[dark]},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        hoverlabel={"bgcolor": "#22272f" if dark else "#ffffff", "font_color": INK[dark]},
+        margin={"l": 62, "r": 12, "t": 12, "b": 50},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        dragmode=False,
+    )
+    figure.update_xaxes(gridcolor=GRID[dark], zeroline=False, linecolor=GRID[dark], automargin=True)
+    figure.update_yaxes(gridcolor=GRID[dark], zeroline=False, automargin=True)
+    return figure
+
+
+def html(results: Results) -> str:
+    """The whole page, plotly's script included, light or dark as the reader's browser is."""
+    # Both looks travel along, because only the browser knows which one it wants.
+    figures = {
+        name: {look: draw(results, look == "dark").to_plotly_json() for look in ("light", "dark")}
+        for name, draw in (("accuracy", accuracy_figure), ("loss", loss_figure))
+    }
+    return Template(PAGE).substitute(
+        title=_heading(demo.finding(results)),
+        loss_title=_heading(demo.loss_finding(results)),
+        seeds=results.plan.seeds,
+        image=f"{100 / digits.N_TEST:.1f}",
+        edge=demo.EDGE * any(outcome.at_edge for outcome in results.outcomes),
+        table=_table(demo.COLUMNS, demo.rows(results)),
+        how=_how(results),
+        tuning=_tuning(results),
+        plotly=get_plotlyjs(),
+        figures=json.dumps(demo.finite(figures)).replace("</", "<\\/"),
+    )
+
+
+def _heading(sentence: str) -> str:
+    """Escaped, and never broken inside "γ = 1" or "97 %"."""
+    return escape(sentence).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}").replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def _table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
+    """An HTML table; cells are text, the first of each row its heading."""
+    lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
+    for first, *rest in body:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+        lines.append(f"<tr><th>{escape(first)}</th>{cells}</tr>")
+    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+
+
+def _tuning(results: Results) -> str:
+    """Validation accuracy at every learning rate tried."""
+    head = ["optimizer", *(f"{factor:.2g} ×" for factor in results.plan.rates)]
+    body = [
+        [
+            outcome.name,
+            *(
+                f"{'▸ ' if lr == outcome.lr else ''}{100 * mean(tried):.1f} (lr {lr:.3g})"
+                for lr, tried in zip(outcome.rates, outcome.tuning, strict=True)
+            ),
+        ]
+        for outcome in results.outcomes
+    ]
+    return _table(head, body)
+
+
+def _how(results: Results) -> str:
+    """The protocol, as list items."""
+    plan, parts = results.plan, digits.data()
+    train, validation, test = (len(images.digits) for images in parts)
+    items = [
+        f"Task: scikit-learn's handwritten digits, {train} images to train on, {validation} to choose with and "
+        f"{test} to report; an MLP 64-64-32-10 with ReLU, batches of {demo.BATCH}, {plan.epochs} epochs, cosine "
+        "schedule.",
+        f"Learning rate: each optimizer tries {len(plan.rates)} values on a log grid, {plan.tuning_seeds} "
+        f"seed{'s' if plan.tuning_seeds > 1 else ''} each, and keeps the one with the best validation accuracy. "
+        "Anon's plain lr is in other units at every γ, so its grid has its middle at 0.01 to the power γ: gradients "
+        "here are around 0.01, and the steps come out equally long. AdamW's middle is 0.01, SGDM's 0.1.",
+        f"Reported: {plan.seeds} fresh seeds at that learning rate. A seed fixes initial weights and batches, the "
+        "same for every optimizer, so differences are taken in pairs; “level” means that their 95 % interval holds 0.",
+        "γ in the headline is the one with the best validation accuracy. Choosing among five of them gives Anon five "
+        "times the tuning of a baseline.",
+        "No weight decay for anyone (AdamW without it is Adam); everything else at its default, momentum 0.9.",
+        f"{results.wall_s:.0f} s on a CPU; " + ", ".join(f"{k} {v}" for k, v in demo.versions().items()) + ".",
+    ]
+    if plan.epochs < demo.FULL.epochs:
+        items.insert(0, "A quick look: too short a training to judge any optimizer by.")
+    return "".join(f"<li>{escape(item)}</li>" for item in items)
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>$title</title>
+<style>
+:root { --ink: #1d232b; --soft: #5a6472; --back: #ffffff; --line: #dfe3e8; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa4b2; --back: #14171c; --line: #363c46; } }
+body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 56rem; background: var(--back); color: var(--ink);
+  font: 1rem/1.55 system-ui, sans-serif; }
+h1 { font-size: clamp(1.4rem, 4.5vw, 2.1rem); line-height: 1.2; text-wrap: balance; margin: 0 0 .6rem; }
+h2 { font-size: 1.25rem; line-height: 1.3; text-wrap: balance; margin: 2.8rem 0 .4rem; }
+p, li { max-width: 46rem; }
+.note, li { color: var(--soft); font-size: .92rem; }
+.plot { height: 27rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .95rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); font-weight: normal; }
+th:first-child { text-align: left; padding-left: 0; }
+tr:first-child th { color: var(--soft); font-size: .85rem; }
+summary { cursor: pointer; margin-top: 1.5rem; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>Anon has one knob more than Adam: the adaptivity γ, how strongly a step compensates for the size of the gradient.
+At 0 it behaves like SGD with momentum, at 1 like Adam, and it may lie between or beyond.</p>
+<div class="plot" id="accuracy"></div>
+<p class="note">Large points: mean over $seeds seeds, with one standard deviation; small points: the seeds. Lines and
+bands: the same for the baselines. One test image is $image %.</p>
+<h2>$loss_title</h2>
+<div class="plot" id="loss"></div>
+<p class="note">Mean over the same seeds, on all training images after each epoch. A click on a name hides its
+curve.</p>
+<h2>All results</h2>
+$table
+<p class="note">Test accuracy: mean and standard deviation over $seeds seeds$edge.</p>
+<h2>How it was run</h2>
+<ul>$how</ul>
+<details><summary>Every learning rate tried: validation accuracy in %</summary>
+$tuning
+</details>
+<noscript>The plots need JavaScript; demo.svg beside this page does not.</noscript>
+<script>$plotly</script>
+<script>
+const figures = $figures;
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const config = {responsive: true, displayModeBar: false};
+function draw() {
+  for (const [id, looks] of Object.entries(figures)) {
+    const figure = looks[dark.matches ? "dark" : "light"];
+    Plotly.react(id, figure.data, figure.layout, config);
+  }
+}
+dark.addEventListener("change", draw);
+draw();
+</script>
+</body>
+</html>
+"""

@@ -1,0 +1,21 @@
+"""Anon: an optimizer for PyTorch whose adaptivity is a number you choose."""
+
+from anon_optim._anon import Anon
+from anon_optim._decay import decay_groups
+from anon_optim._diagnostics import Diagnostics
+from anon_optim._options import Guard, Storage
+from anon_optim._projections import Box, HalfSpace, L2Ball, Simplex
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Anon",
+    "Box",
+    "Diagnostics",
+    "Guard",
+    "HalfSpace",
+    "L2Ball",
+    "Simplex",
+    "Storage",
+    "decay_groups",
+]

@@ -1,0 +1,625 @@
+"""Anon, in the shape of a torch.optim file: class, `_init_group`, `step`, the two paths, the functional form."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    Optimizer,
+    ParamsT,
+    _default_to_fused_or_foreach,
+    _disable_dynamo_if_unsupported,
+    _use_grad_for_differentiable,
+)
+
+from anon_optim import _idu
+from anon_optim._check import check_decay, check_group
+from anon_optim._clipping import grad_factors
+from anon_optim._diagnostics import Diagnostics, diagnose
+from anon_optim._fused import Plan, step_batch, uses_fused
+from anon_optim._idu import Growth, Statistic
+from anon_optim._options import Guard, Storage, flatten
+from anon_optim._state import fresh_state, is_released, placed, real_view, released_moment, state_dtype
+from anon_optim._step import (
+    Projection,
+    StepOptions,
+    accumulate_,
+    end_interval_,
+    preconditioned,
+    projected,
+    read_clock,
+    rule_of,
+    step_options,
+    step_size_of,
+    store_,
+    write_,
+)
+
+
+class Anon(Optimizer):
+    r"""Anon: an optimizer whose adaptivity is a real number `gamma` that the user turns.
+
+    gamma = 0 behaves like SGD with momentum, 1 like Adam; values between, below and above are allowed. With its
+    default guards it is safe on networks with sparse, dead or late gradients; :meth:`paper` gives the algorithm
+    as printed. One step, per coordinate, with `t` the parameter's own step::
+
+        m <- beta1 m + (1 - beta1) g
+        s <- beta2 s + (1 - beta2) g^2           w <- beta2 w + (1 - beta2)
+        if t is a refresh time (1, 2, 4, 8, ... for growth 2):
+            sigma = s / w + eps
+            psi2 <- sigma^gamma                             at the first refresh, or the first after gamma changed
+            psi2 <- beta3 psi2 + (1 - beta3) sigma^gamma    later
+            s, w <- 0
+        theta <- project((1 - lr weight_decay) theta - lr m / (1 - beta1^t) / sqrt(psi2))
+
+    Example::
+
+        >>> import torch
+        >>> from anon_optim import Anon
+        >>> model = torch.nn.Linear(4, 2)
+        >>> optimizer = Anon(model.parameters(), lr=1e-3, gamma=1.0)
+        >>> model(torch.ones(1, 4)).sum().backward()
+        >>> optimizer.step()
+
+    The unit of `lr` depends on gamma, because the update is proportional to |g|^(1 - gamma): take Adam's lr at
+    gamma = 1, ten times SGD's (momentum 0.9) at gamma = 0, or set `lr_scale="tensor"` and use Adam's for all.
+
+    Args:
+        params: parameters, named parameters, or param groups. Every number below may differ by group and may be
+            changed in `param_groups` during training.
+        lr: learning rate, a float or a one-element tensor.
+        gamma: the adaptivity. A change takes effect at the next refresh, which then is a first one.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the second moment (on the squared scale, inside the root).
+        weight_decay: decoupled from the gradient, or added to it if `decoupled_weight_decay` is False. lr grows as
+            gamma falls; `lr * weight_decay > 1` is an error when decoupled.
+        beta3: weight of the old psi2 at a refresh, in [0, 1).
+        growth: ratio of successive refresh times, a number above 1 (inf: only the first step) or a function of
+            the step. A function must be pure; it stays out of the state dict.
+        guard: see :class:`Guard`; None gives the printed algorithm.
+        lr_scale: "tensor" divides the update of each tensor by mean(sigma)^((1 - gamma)/2). One lr, Adam's, then
+            serves every gamma from about -1 to 2. It changes what is adapted: the response to the scale of a whole
+            tensor's gradient becomes Adam's (A = 1), and only the response between its coordinates is gamma; on a
+            tensor of one element the method is Adam's.
+        statistic: what the second moment averages: "gradient" (g^2), "belief" ((g - m)^2) or a function
+            `(grad, exp_avg) -> tensor >= 0`, which stays out of the state dict. With `Guard.touch` a step on which
+            a coordinate's own gradient is zero adds nothing.
+        project: a function `(theta, psi) -> theta` applied after each update, such as :class:`Box`; it stays out of
+            the state dict. Coordinates that have not seen a gradient are left alone.
+        bias_correction: divide m by 1 - beta1^t.
+        decoupled_weight_decay: as AdamW (True) or as SGD and Adam (False).
+        maximize: ascend instead of descend.
+        storage: see :class:`Storage`.
+        foreach: use torch's multi-tensor operations; by default where all parameters are on an accelerator.
+        capturable: keep all decisions on the device, so that a step can be captured in a CUDA graph and replayed
+            across refreshes. Slower when not captured.
+        differentiable: let autograd see the step.
+
+    A NaN or inf in a gradient spoils its own coordinate, as in torch.optim, not the tensor's others;
+    ``Guard(error_if_nonfinite=True)`` makes it an error.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        gamma: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-16,
+        weight_decay: float = 0.0,
+        *,
+        beta3: float = 0.5,
+        growth: Growth = 2.0,
+        total_steps: int | None = None,
+        guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
+        lr_scale: str | None = None,
+        statistic: Statistic = "gradient",
+        project: Projection | None = None,
+        bias_correction: bool = True,
+        decoupled_weight_decay: bool = True,
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        storage: Storage = Storage(),  # noqa: B008
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "gamma": gamma,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "beta3": beta3,
+            "growth": growth,
+            "total_steps": total_steps,
+            "guard": guard,
+            "lr_scale": lr_scale,
+            "statistic": statistic,
+            "project": project,
+            "bias_correction": bias_correction,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "max_grad_norm": max_grad_norm,
+            "maximize": maximize,
+            "storage": storage,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        defaults = flatten(defaults)
+        check_group(defaults)
+        self._plans: dict[int, Plan] = {}
+        super().__init__(params, defaults)
+
+    @classmethod
+    def paper(
+        cls,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        gamma: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-16,
+        weight_decay: float = 0.0,
+        *,
+        beta3: float = 0.5,
+        growth: Growth = 2.0,
+        statistic: Statistic = "gradient",
+        project: Projection | None = None,
+        decoupled_weight_decay: bool = True,
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ) -> "Anon":
+        """The printed algorithm, without guards. For gamma >= 1 it needs gradients that are nowhere zero: a
+        coordinate without gradient takes eps^(-gamma/2) (1e8 at gamma = 1) as its step size until the next
+        refresh."""
+        return cls(
+            params,
+            lr,
+            gamma,
+            betas,
+            eps,
+            weight_decay,
+            beta3=beta3,
+            growth=growth,
+            guard=None,
+            statistic=statistic,
+            project=project,
+            decoupled_weight_decay=decoupled_weight_decay,
+            maximize=maximize,
+            foreach=foreach,
+        )
+
+    @classmethod
+    def from_sgd(
+        cls,
+        params: ParamsT,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        gamma: float = -0.1,
+        *,
+        beta2: float = 0.999,
+        beta3: float = 0.5,
+        growth: Growth = 2.0,
+        guard: Guard | None = Guard(),  # noqa: B008
+        maximize: bool = False,
+        foreach: bool | None = None,
+    ) -> "Anon":
+        """A recipe for SGD with momentum, translated: the same lr, momentum and (coupled) weight decay.
+
+        SGD sums gradients where Anon averages them, so Anon's lr is lr / (1 - momentum), without bias
+        correction. At gamma = 0 the two agree step for step."""
+        if not 0 <= momentum < 1:
+            raise ValueError(f"Invalid momentum: {momentum}, expected a number in [0, 1)")
+        return cls(
+            params,
+            lr / (1 - momentum),
+            gamma,
+            (momentum, beta2),
+            weight_decay=weight_decay,
+            beta3=beta3,
+            growth=growth,
+            guard=guard,
+            bias_correction=False,
+            decoupled_weight_decay=False,
+            maximize=maximize,
+            foreach=foreach,
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):
+            param_group = flatten(param_group)
+            check_group({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._plans = {}
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+            for p in group["params"]:
+                for key, value in self.state.get(p, {}).items():
+                    self.state[p][key] = placed(p, group, key, value)
+
+    def _init_group(
+        self,
+        group: dict[str, Any],
+        params_with_grad: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        weights: list[Tensor],
+        preconditioners: list[Tensor],
+        scales: list[Tensor],
+        peaks: list[Tensor],
+        gammas: list[Tensor],
+        state_steps: list[Tensor],
+        refresh_tables: list[Tensor],
+    ) -> None:
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            if p.grad.is_sparse:
+                raise RuntimeError(
+                    "Anon does not support sparse gradients: use dense ones (nn.Embedding(sparse=False)); "
+                    "rows without gradient are left alone"
+                )
+            if not (p.is_floating_point() or p.is_complex()):
+                raise RuntimeError(f"Anon requires floating point or complex parameters, got {p.dtype}")
+            state = self._state_of(p, group)
+            if group["differentiable"] and state["step"].requires_grad:
+                raise RuntimeError("`requires_grad` is not supported for `step` in differentiable mode")
+            params_with_grad.append(p)
+            grads.append(p.grad)
+            exp_avgs.append(state["exp_avg"])
+            exp_avg_sqs.append(state["exp_avg_sq"])
+            weights.append(state["weight"])
+            preconditioners.append(state["preconditioner"])
+            scales.append(state["scale"])
+            peaks.append(state["peak"])
+            gammas.append(state["gamma"])
+            state_steps.append(state["step"])
+            # Filled here and not in the step, because torch.compile runs this function as it is.
+            refresh_tables.append(_idu.refresh_table(group["growth"], p.device))
+
+    def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """The parameter's state, ready for its next step."""
+        state = self.state[p]
+        if len(state) == 0:
+            state.update(fresh_state(p, group))
+        elif is_released(state["exp_avg_sq"]) and not _idu.is_dead(
+            int(state["step"].item()), group["growth"], group["total_steps"]
+        ):
+            warnings.warn(
+                f"step {int(state['step'].item()) + 1} is past total_steps={group['total_steps']}: the second moment "
+                "was released and starts anew, as after a refresh",
+                stacklevel=2,
+            )
+            state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
+        return state
+
+    def _release_moments(self, group: dict[str, Any]) -> None:
+        """Free the second moments that no refresh will read again."""
+        for p in group["params"]:
+            state = self.state.get(p)
+            if not state or is_released(state["exp_avg_sq"]):
+                continue
+            if _idu.is_dead(int(state["step"].item()), group["growth"], group["total_steps"]):
+                state["exp_avg_sq"] = released_moment(p)
+
+    def _step_fused(
+        self, index: int, group: dict[str, Any], options: StepOptions, factor: Tensor | None, found_inf: Tensor | None
+    ) -> list[Tensor]:
+        """Step what can be fused, in batches; returns the parameters that another path must take."""
+        plan = self._plans.get(index)
+        if plan is None or not plan.follow():
+            plan = self._plans[index] = Plan(group, lambda p: self._state_of(p, group))
+            plan.follow()
+        for batch in plan.batches:
+            step_batch(batch, options, factor, found_inf)
+        return plan.rest
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by torch.amp.GradScaler: whether step() takes `grad_scale` and `found_inf` itself."""
+        return all(uses_fused(group) for group in self.param_groups)
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Perform one step; `closure`, if given, evaluates the loss again and its value is returned."""
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        for index, group in enumerate(self.param_groups):
+            if group["error_if_nonfinite"]:
+                _raise_if_nonfinite(index, group)
+
+        found_inf: Tensor | None = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler, with grad_scale
+        if found_inf is not None and not all(g["capturable"] for g in self.param_groups) and found_inf.item():
+            return loss
+        factors = grad_factors(self.param_groups, getattr(self, "grad_scale", None))
+
+        for index, group in enumerate(self.param_groups):
+            if group["decoupled_weight_decay"] and group["weight_decay"] and not isinstance(group["lr"], Tensor):
+                check_decay(group["lr"], group["weight_decay"])  # a schedule may have raised lr
+            options = step_options(group)
+            remaining = group
+            if not torch.compiler.is_compiling() and uses_fused(group):
+                rest = self._step_fused(index, group, options, factors[index], found_inf)
+                if not rest:
+                    continue
+                remaining = {**group, "params": rest}
+            lists: list[list[Tensor]] = [[] for _ in range(11)]
+            self._init_group(remaining, *lists)
+            if (factor := factors[index]) is not None:
+                lists[1] = [grad.to(state_dtype(grad)) * factor for grad in lists[1]]
+            anon(*lists, foreach=group["foreach"], options=options)
+            if not options.decides_on_device and (options.total_steps is not None or options.growth == math.inf):
+                self._release_moments(remaining)
+        return loss
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Refresh every preconditioner now, from the gradients seen since its last refresh.
+
+        For a change that the schedule does not know of: some steps after new data, a new loss or an unfrozen part
+        of the model. The scheduled refresh times stay as they are."""
+        for group in self.param_groups:
+            rule = rule_of(group)
+            for p in group["params"]:
+                state = self.state.get(p)
+                if not state or p.numel() == 0 or state["weight"].item() == 0:
+                    continue
+                v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
+                refreshed = _idu.refresh(
+                    v, s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
+                )
+                write_((v, state["scale"], state["peak"]), refreshed)
+                state["gamma"].fill_(rule.gamma)
+                s.zero_()
+                state["weight"].zero_()
+
+    @torch.no_grad()
+    def diagnostics(self) -> list[Diagnostics]:
+        """What the guards and the schedule are doing, one entry a tensor; computed on demand from the state."""
+        rows = []
+        for index, group in enumerate(self.param_groups):
+            names = group.get("param_names", [f"{index}.{i}" for i in range(len(group["params"]))])
+            for name, p in zip(names, group["params"], strict=True):
+                state = self.state.get(p)
+                if state and p.numel() > 0:
+                    rows.append(diagnose(name, state, group))
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, without the entries that are functions (`project`, `statistic`, `growth`): they are code."""
+        state_dict = super().state_dict()
+        for group in state_dict["param_groups"]:
+            for key in [key for key, value in group.items() if callable(value)]:
+                del group[key]
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but exact: state keeps its own precision instead of taking the parameter's, and functions
+        that the state dict cannot hold stay as this optimizer has them."""
+        functions = [{k: f for k, f in group.items() if callable(f)} for group in self.param_groups]
+        loaded: dict[str, Any] = {}
+
+        def remember(_: Optimizer, final: dict[str, Any]) -> None:
+            loaded.update(final)
+
+        def restore(_: Optimizer) -> None:
+            for saved, group, kept in zip(loaded["param_groups"], self.param_groups, functions, strict=True):
+                group.update({k: f for k, f in kept.items() if k not in saved})
+                for key, p in zip(saved["params"], group["params"], strict=True):
+                    for name, value in loaded["state"].get(key, {}).items():
+                        self.state[p][name] = placed(p, group, name, value)
+
+        # Hooks, so that the user's own pre-hooks come first and their post-hooks see the restored state.
+        before = self.register_load_state_dict_pre_hook(remember)
+        after = self.register_load_state_dict_post_hook(restore, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    @torch.no_grad()
+    def load_adamw_state(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint of torch's Adam or AdamW: its step and first moment as they are, psi from its
+        second moment. The hyperparameters stay this optimizer's own; at gamma = 1 AdamW's lr fits."""
+        groups, saved_groups = self.param_groups, state_dict["param_groups"]
+        sizes, saved_sizes = ([len(g["params"]) for g in gs] for gs in (groups, saved_groups))
+        if sizes != saved_sizes:
+            raise ValueError(f"Invalid state_dict: its groups have {saved_sizes} parameters, expected {sizes}")
+        for saved_group, group in zip(saved_groups, groups, strict=True):
+            rule = rule_of(group)
+            for key, p in zip(saved_group["params"], group["params"], strict=True):
+                saved = state_dict["state"].get(key)
+                if saved is None:
+                    continue
+                state = fresh_state(p, group)
+                t = float(saved["step"])
+                state["step"].fill_(t)
+                state["exp_avg"].copy_(saved["exp_avg"])
+                state["exp_avg_sq"].copy_(saved.get("max_exp_avg_sq", saved["exp_avg_sq"]))
+                self.state[p] = state
+                if t == 0 or p.numel() == 0:
+                    continue
+                v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
+                bias_correction2 = torch.tensor(1 - float(saved_group["betas"][1]) ** t, dtype=s.dtype)
+                # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
+                refreshed = _idu.refresh(
+                    torch.ones_like(v), s, bias_correction2, state["scale"], state["peak"], rule, math.nan
+                )
+                write_((v, state["scale"], state["peak"]), refreshed)
+                s.zero_()
+
+
+def _raise_if_nonfinite(index: int, group: dict[str, Any]) -> None:
+    grads = [p.grad for p in group["params"] if p.grad is not None]
+    bad = [i for i, grad in enumerate(grads) if not bool(grad.isfinite().all())]
+    if bad:
+        raise RuntimeError(
+            f"Non-finite gradient in param group {index}, parameters {bad} of those with a gradient; "
+            "nothing was updated"
+        )
+
+
+def _single_tensor_anon(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    weights: list[Tensor],
+    preconditioners: list[Tensor],
+    scales: list[Tensor],
+    peaks: list[Tensor],
+    gammas: list[Tensor],
+    state_steps: list[Tensor],
+    refresh_tables: list[Tensor],
+    options: StepOptions,
+) -> None:
+    o = options
+    for i, param in enumerate(params):
+        state_steps[i].add_(1)
+        if param.numel() == 0:
+            continue
+        p, raw_grad = real_view(param), real_view(grads[i])
+        m, s, v = real_view(exp_avgs[i]), real_view(exp_avg_sqs[i]), real_view(preconditioners[i])
+        buffers = m, s, w, v, scale, peak = m, s, weights[i], v, scales[i], peaks[i]
+        if o.differentiable:  # autograd must not see a buffer change that it saved
+            m, s, w, v, scale, peak = (buffer.clone() for buffer in buffers)
+        v = v.to(m.dtype)
+        theta, raw_grad = p.to(m.dtype, copy=o.differentiable), raw_grad.to(m.dtype)
+        if o.maximize:
+            raw_grad = -raw_grad
+
+        grad = raw_grad.add(theta, alpha=o.weight_decay) if o.couples_decay else raw_grad
+        m.lerp_(grad, 1 - o.beta1)
+        sample = _idu.second_moment(o.statistic, grad, m)
+        if o.masks_samples:
+            sample = torch.where(raw_grad != 0, sample, 0.0)
+
+        clock = read_clock(state_steps[i], gammas[i], refresh_tables[i], v.dtype, o)
+        accumulate_(clock, s, w, sample, o.beta2)
+        v, scale, peak = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, scale, peak)
+
+        if o.decouples_decay:
+            theta = theta * (1 - o.lr * o.weight_decay)
+        theta = theta - v * m * step_size_of(clock, scale, o)
+        if o.project is not None:
+            theta = projected(theta, v, o.project)
+        store_([p], [theta], o.stochastic_round)
+        write_(buffers, (m, s, w, v, scale, peak))
+        end_interval_(clock, o.rule, buffers[1], buffers[2], gammas[i])
+
+
+def _multi_tensor_anon(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    weights: list[Tensor],
+    preconditioners: list[Tensor],
+    scales: list[Tensor],
+    peaks: list[Tensor],
+    gammas: list[Tensor],
+    state_steps: list[Tensor],
+    refresh_tables: list[Tensor],
+    options: StepOptions,
+) -> None:
+    o = options
+    if o.differentiable:
+        raise RuntimeError("Anon with foreach=True does not support differentiable=True")
+    if not params:
+        return
+    torch._foreach_add_(state_steps, 1.0)
+
+    # foreach operations want one device and one dtype
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, param in enumerate(params):
+        if param.numel() > 0:
+            groups.setdefault((param.device, param.dtype), []).append(i)
+
+    for indices in groups.values():
+        ps = [real_view(params[i]) for i in indices]
+        ms = [real_view(exp_avgs[i]) for i in indices]
+        ss = [real_view(exp_avg_sqs[i]) for i in indices]
+        vs = [real_view(preconditioners[i]).to(m.dtype) for i, m in zip(indices, ms, strict=True)]
+        thetas = [p.to(m.dtype) for p, m in zip(ps, ms, strict=True)]
+        raw_grads = [real_view(grads[i]).to(m.dtype) for i, m in zip(indices, ms, strict=True)]
+        if o.maximize:
+            raw_grads = list(torch._foreach_neg(raw_grads))
+
+        gs = list(torch._foreach_add(raw_grads, thetas, alpha=o.weight_decay)) if o.couples_decay else raw_grads
+        torch._foreach_lerp_(ms, gs, 1 - o.beta1)
+        samples = [_idu.second_moment(o.statistic, g, m) for g, m in zip(gs, ms, strict=True)]
+        if o.masks_samples:
+            samples = [torch.where(g != 0, x, 0.0) for g, x in zip(raw_grads, samples, strict=True)]
+        step_sizes = []
+        for j, i in enumerate(indices):
+            clock = read_clock(state_steps[i], gammas[i], refresh_tables[i], vs[j].dtype, o)
+            accumulate_(clock, ss[j], weights[i], samples[j], o.beta2)
+            vs[j], scale, peak = preconditioned(
+                clock, o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], scales[i], peaks[i]
+            )
+            write_((real_view(preconditioners[i]), scales[i], peaks[i]), (vs[j], scale, peak))
+            end_interval_(clock, o.rule, ss[j], weights[i], gammas[i])
+            step_sizes.append(step_size_of(clock, scales[i], o))
+        del samples, gs, raw_grads  # so that the peak is one list of intermediates lower
+
+        if o.decouples_decay:
+            thetas = list(torch._foreach_mul(thetas, 1 - o.lr * o.weight_decay))
+        updates = torch._foreach_mul(vs, ms)
+        torch._foreach_mul_(updates, step_sizes)
+        thetas = list(torch._foreach_sub(thetas, updates))
+        if o.project is not None:
+            thetas = [projected(theta, v, o.project) for theta, v in zip(thetas, vs, strict=True)]
+        store_(ps, thetas, o.stochastic_round)
+
+
+@_disable_dynamo_if_unsupported(single_tensor_fn=_single_tensor_anon)
+def anon(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    weights: list[Tensor],
+    preconditioners: list[Tensor],
+    scales: list[Tensor],
+    peaks: list[Tensor],
+    gammas: list[Tensor],
+    state_steps: list[Tensor],
+    refresh_tables: list[Tensor],
+    foreach: bool | None = None,
+    *,
+    options: StepOptions,
+) -> None:
+    """One step of Anon on lists of tensors, all updated in place. See :class:`Anon`."""
+    if foreach is None:
+        _, foreach = _default_to_fused_or_foreach(params, options.differentiable, use_fused=False)
+    path = _multi_tensor_anon if foreach else _single_tensor_anon
+    path(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        weights,
+        preconditioners,
+        scales,
+        peaks,
+        gammas,
+        state_steps,
+        refresh_tables,
+        options,
+    )

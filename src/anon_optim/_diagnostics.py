@@ -1,0 +1,52 @@
+"""What the guards and the schedule are doing to one tensor, read from its state."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anon_optim import _idu
+from anon_optim._state import real_view
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """One tensor's row of `Anon.diagnostics()`."""
+
+    name: str
+    step: int
+    gamma: float
+    """The gamma that its preconditioner was made with."""
+    unseen: float
+    """Share of coordinates that have not seen a gradient yet."""
+    clipped: float
+    """Share of coordinates whose last update lay at the clip."""
+    scale: float
+    """mean(sigma)^((1 - gamma)/2), the typical update per unit of lr; 1 at gamma = 1."""
+    update_rms: float
+    """Root mean square of the last update per unit of lr."""
+    steps_to_refresh: float
+
+
+def diagnose(name: str, state: dict[str, Tensor], group: dict[str, Any]) -> Diagnostics:
+    t, gamma = int(state["step"].item()), state["gamma"].item()
+    v, m = real_view(state["preconditioner"]), real_view(state["exp_avg"])
+    if group["bias_correction"] and t > 0:
+        m = m / (1 - group["betas"][0] ** t)
+    update = v * m
+    bound = group["clip"] * _idu.clip_radius(state["scale"], state["peak"], gamma)
+    at_clip = update.abs() >= bound * (1 - 8 * torch.finfo(v.dtype).eps)
+    scale = _idu.set_or_one(state["scale"])
+    if group["lr_scale"] == "tensor":
+        update = update / scale
+    return Diagnostics(
+        name=name,
+        step=t,
+        gamma=gamma,
+        unseen=(v == 0).double().mean().item(),
+        clipped=at_clip.double().mean().item(),
+        scale=scale.item(),
+        update_rms=update.double().square().mean().sqrt().item(),
+        steps_to_refresh=_idu.steps_to_refresh(t, group["growth"]),
+    )

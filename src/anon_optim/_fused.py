@@ -1,0 +1,312 @@
+"""The fused path: tensors that step together form a batch, with one table of addresses and their scalars packed.
+
+A batch lives from step to step. What changes in it (usually the addresses of the gradients) is looked for on each step
+and sent again; the rest stays, so that the host's share of a step does not grow with the work.
+"""
+
+import functools
+import importlib.util
+import operator
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from anon_optim import _idu
+from anon_optim._idu import Rule
+from anon_optim._state import is_released, packed_state, released_moment
+from anon_optim._step import StepOptions, projected
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BLOCK = 512
+"""How many elements a kernel takes at a time."""
+ROWS = ("param", "grad", "exp_avg", "exp_avg_sq", "preconditioner")
+"""The rows of a batch's address table."""
+
+
+class Numbers(NamedTuple):
+    """What a kernel needs to know of one step beside the tensors; a device clock replaces the last four."""
+
+    rule: Rule
+    lr: float
+    beta1: float
+    beta2: float
+    weight_decay: float
+    decoupled: bool
+    belief: bool
+    masked: bool
+    maximize: bool
+    lr_scale: bool
+    stochastic_round: bool
+    factor: Tensor | None
+    """What every gradient is multiplied by, a one-element tensor: unscaling and clipping by norm."""
+    bias_correction1: float
+    gamma: float
+    """The gamma of the preconditioner in use."""
+    changed: bool
+    """Whether this refresh is the first of another gamma."""
+    accumulate: bool
+
+
+class Kind(NamedTuple):
+    """What the tensors of a batch have in common."""
+
+    device: torch.device
+    param_dtype: torch.dtype
+    grad_dtype: torch.dtype
+    preconditioner_dtype: torch.dtype
+    aligned: bool
+    step: float
+    gamma: float
+
+
+def is_dense(x: Tensor) -> bool:
+    """Every element of one block of memory exactly once, in whatever order (contiguous, channels_last, ...)."""
+    expected = 1
+    for stride, size in sorted((st, sz) for st, sz in zip(x.stride(), x.shape, strict=True) if sz != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def uses_fused(group: dict[str, Any]) -> bool:
+    """As asked for; by default where all parameters are on CUDA and Triton is there."""
+    if group["differentiable"] or callable(group["statistic"]):
+        return False
+    if group["fused"] is not None:
+        return group["fused"]
+    return group["foreach"] is None and all(p.is_cuda for p in group["params"]) and backend("cuda") is not None
+
+
+@functools.cache
+def backend(device_type: str) -> "Launch | None":
+    """The kernels for a kind of device, or None where it has none."""
+    if device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        if importlib.util.find_spec("triton") is None:
+            return None
+        from anon_optim._fused_cuda import launch
+
+        return launch
+    if device_type == "cpu":
+        from anon_optim._fused_cpu import compiled_launch
+
+        return compiled_launch()
+    return None
+
+
+def is_eligible(p: Tensor) -> bool:
+    grad = p.grad
+    assert grad is not None
+    return (
+        type(p) in (Tensor, nn.Parameter)
+        and backend(p.device.type) is not None
+        and p.numel() > 0
+        and p.dtype in DTYPES
+        and grad.dtype in DTYPES
+        and grad.stride() == p.stride()
+        and is_dense(p)
+    )
+
+
+class Batch:
+    """Tensors of one kind that step together."""
+
+    def __init__(self, kind: Kind, params: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+        self.kind = kind
+        self.params = params
+        self.states = states
+        self.steps, self.weights, self.gammas, self.scales, self.peaks = packed_state(states)
+        self.exp_avgs = [state["exp_avg"] for state in states]
+        self.step_views = [state["step"] for state in states]
+        self.param_addresses = [p.data_ptr() for p in params]
+        self.strides = None if all(p.is_contiguous() for p in params) else [p.stride() for p in params]
+        self.kernels: dict[Any, Any] = {}
+        self.void = False
+        self.grad_addresses: list[int] = [0] * len(params)
+        device = kind.device
+        m, s, v = ([state[key].data_ptr() for state in states] for key in ROWS[2:])
+        table = [self.param_addresses, self.grad_addresses, m, s, v]
+        self.table = torch.tensor(table, dtype=torch.int64).to(device)
+        self.unseens = torch.ones(len(params), dtype=torch.int32, device=device)
+        sizes = torch.tensor([p.numel() for p in params], dtype=torch.int64)
+        blocks = (sizes + BLOCK - 1) // BLOCK
+        ends = blocks.cumsum(0)
+        self.n_blocks = int(ends[-1])
+        self.numels = sizes.to(device)
+        self.first_block = torch.cat([ends.new_zeros(1), ends]).to(device)
+        owner = torch.repeat_interleave(torch.arange(len(params)), blocks)
+        self.block_tensor = owner.to(torch.int32).to(device)
+        self.block_start = (torch.arange(self.n_blocks) - (ends - blocks)[owner]).to(torch.int32).to(device)
+
+    def follow(self) -> bool:
+        """Take over the gradients of this step; False if anything else has changed, and the batch is void."""
+        grads: list[Any] = [p.grad for p in self.params]
+        if self.void or any(grad is None for grad in grads):
+            return False
+        if self.strides is None:
+            same_layout = all(map(Tensor.is_contiguous, grads))
+        else:
+            same_layout = [grad.stride() for grad in grads] == self.strides
+        if (
+            not same_layout
+            or {grad.dtype for grad in grads} != {self.kind.grad_dtype}
+            or [p.data_ptr() for p in self.params] != self.param_addresses
+            or not all(map(operator.is_, [state["exp_avg"] for state in self.states], self.exp_avgs))
+            or not all(map(operator.is_, [state["step"] for state in self.states], self.step_views))
+        ):
+            return False
+        grad_addresses = [grad.data_ptr() for grad in grads]
+        if grad_addresses != self.grad_addresses:
+            if self.kind.aligned and any(address % 16 for address in grad_addresses):
+                return False
+            self.grad_addresses = grad_addresses
+            fresh = torch.tensor(grad_addresses, dtype=torch.int64)
+            if self.kind.device.type == "cuda":
+                fresh = fresh.pin_memory()  # or the copy would wait for the device
+            self.table[1].copy_(fresh, non_blocking=True)
+        return True
+
+    def is_uniform(self) -> bool:
+        """Whether all still stand at one step with one gamma, as they did when the batch was made."""
+        if self.kind.step < 0:
+            return True
+        steps, gammas = self.steps.tolist(), self.gammas.tolist()
+        return steps.count(steps[0]) == len(steps) and gammas.count(gammas[0]) == len(gammas)
+
+
+class Launch(Protocol):
+    """A backend: one step of a batch. With a `clock` the device decides what is due, and `due` says that it may be."""
+
+    def __call__(self, batch: Batch, x: Numbers, *, due: bool, clock: Tensor | None) -> None: ...
+
+
+class Plan:
+    """A param group's parameters, sorted: batches, those that need another path, and those without a gradient."""
+
+    def __init__(self, group: dict[str, Any], state_of: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self.idle = [p for p in group["params"] if p.grad is None]
+        active = [p for p in group["params"] if p.grad is not None]
+        kinds: dict[Kind, list[Tensor]] = {}
+        self.rest: list[Tensor] = []
+        for p in active:
+            state = state_of(p)
+            if is_eligible(p):
+                kinds.setdefault(self._kind(p, state, group), []).append(p)
+            else:
+                self.rest.append(p)
+        self.batches = [Batch(kind, ps, [state_of(p) for p in ps]) for kind, ps in kinds.items()]
+
+    @staticmethod
+    def _kind(p: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> Kind:
+        assert p.grad is not None
+        tensors = (p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["preconditioner"])
+        on_device = group["capturable"]
+        return Kind(
+            device=p.device,
+            param_dtype=p.dtype,
+            grad_dtype=p.grad.dtype,
+            preconditioner_dtype=state["preconditioner"].dtype,
+            aligned=not any(x.data_ptr() % 16 for x in tensors) or is_released(state["exp_avg_sq"]),
+            step=-1.0 if on_device else state["step"].item(),
+            gamma=0.0 if on_device else state["gamma"].item(),
+        )
+
+    def follow(self) -> bool:
+        """Whether the plan still holds; the batches then have this step's gradients."""
+        return (
+            all(p.grad is None for p in self.idle)
+            and all(p.grad is not None for p in self.rest)
+            and all(batch.follow() and batch.is_uniform() for batch in self.batches)
+        )
+
+
+def step_batch(batch: Batch, o: StepOptions, factor: Tensor | None, found_inf: Tensor | None) -> None:
+    """One step of a batch, by the host's clock or the device's."""
+    launch = backend(batch.kind.device.type)
+    assert launch is not None
+    if o.capturable:
+        _step_by_device_clock(batch, o, launch, factor, found_inf)
+    else:
+        _step_by_host_clock(batch, o, launch, factor)
+    if o.project is not None:
+        for p, state in zip(batch.params, batch.states, strict=True):
+            v = state["preconditioner"].to(torch.float32)
+            p.copy_(projected(p.to(torch.float32), v, o.project))
+
+
+def _numbers(o: StepOptions, factor: Tensor | None, **clock: Any) -> Numbers:
+    return Numbers(
+        rule=o.rule,
+        beta1=o.beta1,
+        beta2=o.beta2,
+        weight_decay=o.weight_decay,
+        decoupled=o.decoupled_weight_decay,
+        belief=o.statistic == "belief",
+        masked=o.masks_samples,
+        maximize=o.maximize,
+        lr_scale=o.lr_scale == "tensor",
+        stochastic_round=o.stochastic_round,
+        factor=factor,
+        **clock,
+    )
+
+
+def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Tensor | None) -> None:
+    batch.steps.add_(1)
+    t = int(batch.steps[0].item())
+    gamma = batch.gammas[0].item()
+    due = _idu.is_refresh(t, o.growth)
+    accumulate = _idu.accumulates(t, o.growth, o.window, o.total_steps)
+    if accumulate:
+        batch.weights.mul_(o.beta2).add_(1 - o.beta2)
+    numbers = _numbers(
+        o,
+        factor,
+        lr=o.lr.item() if isinstance(o.lr, Tensor) else o.lr,
+        bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
+        gamma=gamma,
+        changed=gamma != o.rule.gamma,
+        accumulate=accumulate,
+    )
+    launch(batch, numbers, due=due, clock=None)
+    if due:
+        batch.weights.zero_()
+        batch.gammas.fill_(o.rule.gamma)
+        if _idu.is_dead(t, o.growth, o.total_steps):
+            for p, state in zip(batch.params, batch.states, strict=True):
+                state["exp_avg_sq"] = released_moment(p)
+            batch.void = True
+
+
+def _step_by_device_clock(
+    batch: Batch, o: StepOptions, launch: Launch, factor: Tensor | None, found_inf: Tensor | None
+) -> None:
+    batch.steps.add_(1.0 if found_inf is None else 1.0 - found_inf)
+    steps = batch.steps.to(torch.float32)
+    next_use = _idu.next_use_on_device(steps, _idu.refresh_table(o.growth, batch.kind.device))
+    due = next_use == steps
+    accumulate = _idu.accumulates_on_device(steps, next_use, o.window, o.total_steps)
+    if found_inf is not None:
+        due, accumulate = due & (found_inf == 0), accumulate & (found_inf == 0)
+    skipped = 0.0 if found_inf is None else found_inf
+    weights = torch.where(accumulate, batch.weights * o.beta2 + (1 - o.beta2), batch.weights)
+    gammas = torch.where(due, o.rule.gamma, batch.gammas)
+    one = torch.ones_like(steps)
+    columns = [
+        due.to(torch.float32) - skipped * one,
+        accumulate,
+        1 - o.beta1**steps if o.bias_correction else one,
+        one * o.lr,
+        gammas,
+        weights,
+        batch.gammas != o.rule.gamma,
+        one,
+    ]
+    clock = torch.stack([column.to(torch.float32) for column in columns], dim=1)
+    numbers = _numbers(o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, accumulate=True)
+    launch(batch, numbers, due=True, clock=clock)
+    batch.weights.copy_(torch.where(due, 0.0, weights))
+    batch.gammas.copy_(gammas)

@@ -1,0 +1,469 @@
+/* One step of a batch of tensors on the CPU, in one pass over memory; built and called by _fused_cpu.py.
+
+   A thread takes runs of blocks and works through them in tiles that stay in its L1 cache. Every tile is computed in
+   float32, whatever the parameters, gradients and preconditioner are kept in. On most steps no preconditioner changes,
+   so a tile only looks whether one would; the work for those that do (powers, divisions, the store) comes after.
+   The recursion of psi and the guards are those of _idu.py; tests hold the two equal.
+
+   What an element becomes depends on nothing but its own tile and sums taken in a fixed order, so the number of threads
+   does not change a bit. No fast-math: NaN, infinities and zeros mean what they say. */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef TILE
+#define TILE 512
+#endif
+#define BLOCK 2048 /* sums are taken over so many elements */
+#define LANES 16
+#define SERIAL 32768 /* with fewer elements, waking other threads takes longer than the step */
+#define INLINE static inline __attribute__((always_inline))
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
+enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, CLOCK_COLUMNS = 8 };
+
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+/* The mirror of _fused_cpu.Arguments. */
+typedef struct {
+    const int64_t *table;       /* addresses, a row for each of PARAM ... PRECONDITIONER */
+    const int64_t *numels;
+    const int64_t *first_block; /* of each tensor, and their total */
+    float *scales, *peaks;      /* of each tensor */
+    const float *weights;       /* of each tensor; unused with a clock */
+    const float *clock;         /* NULL: the host decides */
+    double *sums;               /* total, count and maximum of sigma, for each block; for a refresh */
+    double *means;              /* of sigma, for each tensor */
+    Parallel parallel;          /* GOMP_parallel, or NULL */
+    int64_t n_tensors, n_elements, grain, next;
+    uint64_t seed;
+    double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, beta3, clip, floor;
+    int32_t threads, param_dtype, grad_dtype, preconditioner_dtype;
+    int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic;
+} Step;
+
+/* A tensor's share of the numbers. */
+typedef struct {
+    int due, accumulate, changed;
+    float bound, watch, decay, step_size;
+    double gamma, mean, inverse_weight;
+} Turn;
+
+/* Numbers of 16 bits. */
+
+INLINE uint32_t bits_of(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+INLINE float from_bits(uint32_t u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+INLINE uint64_t bits_of_double(double x) {
+    uint64_t u;
+    memcpy(&u, &x, 8);
+    return u;
+}
+
+INLINE double double_from_bits(uint64_t u) {
+    double x;
+    memcpy(&x, &u, 8);
+    return x;
+}
+
+INLINE uint16_t to_bfloat16(float x) {
+    uint32_t u = bits_of(x);
+    uint32_t nearest = (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
+    return (u & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : nearest;
+}
+
+INLINE float from_float16(uint16_t h) {
+    uint32_t magnitude = (uint32_t)(h & 0x7FFF) << 13;
+    float normal = from_bits(magnitude + (112u << 23));
+    float subnormal = from_bits(magnitude + (113u << 23)) - 0x1p-14f;
+    float special = from_bits(magnitude + (224u << 23));
+    float x = magnitude >= (31u << 23) ? special : magnitude >= (1u << 23) ? normal : subnormal;
+    return from_bits(bits_of(x) | (uint32_t)(h & 0x8000) << 16);
+}
+
+INLINE uint16_t to_float16(float x) {
+    uint32_t u = bits_of(x), magnitude = u & 0x7FFFFFFF;
+    uint32_t normal = (magnitude + 0xFFF + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
+    uint32_t subnormal = bits_of(from_bits(magnitude) + 0.5f) - bits_of(0.5f);
+    uint32_t h = magnitude < (113u << 23) ? subnormal : normal;
+    h = magnitude >= 0x477FF000 ? 0x7C00 : h; /* 65520 and above round to infinity */
+    h = magnitude > 0x7F800000 ? 0x7E00 : h;
+    return h | (u >> 16 & 0x8000);
+}
+
+static void widen(const void *from, float *to, int n, int dtype) {
+    const uint16_t *x = from;
+    if (dtype == BFLOAT16)
+        for (int i = 0; i < n; i++) to[i] = from_bits((uint32_t)x[i] << 16);
+    else
+        for (int i = 0; i < n; i++) to[i] = from_float16(x[i]);
+}
+
+static void narrow(const float *from, void *to, int n, int dtype) {
+    uint16_t *x = to;
+    if (dtype == BFLOAT16)
+        for (int i = 0; i < n; i++) x[i] = to_bfloat16(from[i]);
+    else
+        for (int i = 0; i < n; i++) x[i] = to_float16(from[i]);
+}
+
+/* Random bits by position: every tile has its own key, and each element hashes its place in the tile. */
+
+INLINE uint64_t tile_key(uint64_t seed, uint64_t tile) {
+    uint64_t x = seed + tile * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+INLINE uint32_t noise16(uint32_t place, uint64_t key) {
+    uint32_t x = place * 0x9E3779B9u + (uint32_t)key;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846CA68Bu;
+    return x >> 16;
+}
+
+/* A bfloat16 is the upper half of a float32: a random lower half carries into it with the right probability. */
+static void narrow_stochastic(const float *from, uint16_t *to, int n, uint64_t key) {
+    for (int i = 0; i < n; i++) {
+        uint32_t u = bits_of(from[i]);
+        uint32_t rounded = (u + noise16(i, key)) >> 16;
+        to[i] = fabsf(from[i]) <= 0x1.FEp127f ? rounded : to_bfloat16(from[i]);
+    }
+}
+
+/* Powers, in double so that neither sigma^gamma nor its logarithm has to be watched; written so that they vectorise. */
+
+INLINE double clamp(double x, double least, double most) {
+    x = x > least ? x : least;
+    return x < most ? x : most;
+}
+
+/* Relative error below 1e-11, for positive normal x. */
+INLINE double log2_of(double x) {
+    uint64_t u = bits_of_double(x);
+    /* Measured from sqrt(1/2), so that the mantissa lies in [sqrt(1/2), sqrt(2)). */
+    uint64_t shifted = u - 0x3FE6A09E667F3BCDu + (1023ull << 52);
+    double exponent = double_from_bits(shifted >> 52 | 0x4330000000000000u) - (0x1p52 + 1023);
+    double mantissa = double_from_bits((shifted & 0xFFFFFFFFFFFFFu) + 0x3FE6A09E667F3BCDu);
+    double z = (mantissa - 1) / (mantissa + 1), z2 = z * z;
+    double series = 1 + z2 * (1.0 / 3 + z2 * (1.0 / 5 + z2 * (1.0 / 7 + z2 * (1.0 / 9 + z2 * (1.0 / 11)))));
+    return exponent + z * series * 2.8853900817779268;
+}
+
+/* Relative error below 1e-11, for |x| < 1000. */
+INLINE double exp2_of(double x) {
+    double shifted = x + 0x1.8p52;
+    double y = (x - (shifted - 0x1.8p52)) * 0.6931471805599453;
+    double series =
+        1 + y * (1 + y * (1.0 / 2 + y * (1.0 / 6 + y * (1.0 / 24 + y * (1.0 / 120 + y * (1.0 / 720 +
+        y * (1.0 / 5040 + y * (1.0 / 40320 + y * (1.0 / 362880)))))))));
+    return series * double_from_bits((bits_of_double(shifted) + 1023) << 52);
+}
+
+/* sigma^power; v stays in float32's range, so what lies beyond 2^+-900 is all the same. */
+INLINE double power_of(double sigma, double power) {
+    return exp2_of(clamp(power * log2_of(clamp(sigma, FLT_MIN, FLT_MAX)), -900, 900));
+}
+
+/* r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept where nothing was learnt. */
+static float mixed_scale(float scale, double sigma, const Step *x, int changed) {
+    if (changed) scale = 0;
+    if (!(sigma > 0)) return scale;
+    double r2 = power_of(sigma, 1 - x->new_gamma);
+    if (scale != 0) r2 = x->beta3 * scale * scale + (1 - x->beta3) * r2;
+    return clamp(sqrt(r2), FLT_MIN, FLT_MAX);
+}
+
+/* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. */
+
+INLINE float sample_of(float raw, float grad, float m, int belief, int masked) {
+    float x = belief ? grad - m : grad;
+    return masked && raw == 0 ? 0 : x * x;
+}
+
+/* m and s; returns whether some v has to change: one unseen that has a gradient, or one beyond the clip. */
+INLINE int moments(int n, const float *restrict p, const float *restrict g, float *restrict m, float *restrict s,
+                   const float *restrict v, const Step *x, float watch, int accumulate, int coupled, int belief,
+                   int masked) {
+    float factor = x->factor, lerp = 1 - x->beta1, beta2 = x->beta2, lerp2 = 1 - x->beta2, decay = x->weight_decay;
+    int32_t found = 0;
+    for (int i = 0; i < n; i++) {
+        float raw = g[i] * factor;
+        float grad = coupled ? raw + decay * p[i] : raw;
+        float now = m[i] + (grad - m[i]) * lerp;
+        m[i] = now;
+        if (accumulate) s[i] = s[i] * beta2 + sample_of(raw, grad, now, belief, masked) * lerp2;
+        float size = fabsf(now);
+        size = size > FLT_MIN ? size : FLT_MIN;
+        found |= (v[i] * size > watch) | ((v[i] == 0) & (raw != 0));
+    }
+    return found;
+}
+
+#define MOMENTS(accumulate, coupled, belief) \
+    return moments(n, p, g, m, s, v, x, watch, accumulate, coupled, belief, x->masked)
+
+static int any_moments(int n, const float *p, const float *g, float *m, float *s, const float *v, const Step *x,
+                       float watch, int accumulate) {
+    if (!x->coupled && !x->belief) {
+        if (accumulate) return moments(n, p, g, m, s, v, x, watch, 1, 0, 0, 0);
+        return moments(n, p, g, m, s, v, x, watch, 0, 0, 0, 0);
+    }
+    if (!x->coupled) MOMENTS(accumulate, 0, 1);
+    if (!x->belief) MOMENTS(accumulate, 1, 0);
+    MOMENTS(accumulate, 1, 1);
+}
+
+/* v <- min(v, bound / |m|): psi itself rises, and stays risen until the next refresh. */
+INLINE float clipped(float v, float m, float bound) {
+    float size = fabsf(m);
+    size = size > FLT_MIN ? size : FLT_MIN;
+    float limit = bound / size;
+    limit = limit > FLT_MIN ? limit : FLT_MIN;
+    return v < limit ? v : limit;
+}
+
+/* Touch and clip; returns whether some v has changed. */
+static int guard(int n, const float *restrict p, const float *restrict g, const float *restrict m, float *restrict v,
+                 const Step *x, const Turn *turn) {
+    float factor = x->factor, decay = x->weight_decay;
+    int32_t unseen = 0, changed = 0;
+    if (x->touch) {
+        for (int i = 0; i < n; i++) unseen |= (v[i] == 0) & (g[i] * factor != 0);
+        for (int i = 0; i < n && unseen; i++) {
+            float raw = g[i] * factor;
+            if (v[i] != 0 || raw == 0) continue;
+            float grad = x->coupled ? raw + decay * p[i] : raw;
+            double sigma = sample_of(raw, grad, m[i], x->belief, 0) + x->eps;
+            v[i] = clamp(power_of(sigma, -turn->gamma / 2), FLT_MIN, FLT_MAX);
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        float now = clipped(v[i], m[i], turn->bound);
+        changed |= now != v[i];
+        v[i] = now;
+    }
+    return unseen | changed;
+}
+
+/* theta <- decay theta - lr v m_hat */
+static void move(int n, float *restrict p, const float *restrict m, const float *restrict v, float decay,
+                 float step_size) {
+    for (int i = 0; i < n; i++) p[i] = p[i] * decay - v[i] * m[i] * step_size;
+}
+
+/* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later; then the clip. */
+static void refresh(int n, const float *restrict m, float *restrict s, float *restrict v, const Step *x,
+                    const Turn *turn) {
+    double gamma = x->new_gamma, beta3 = x->beta3, least = x->floor * turn->mean;
+    int keeps_unseen = x->touch, changed = turn->changed;
+    if (gamma == 0) {
+        for (int i = 0; i < n; i++) v[i] = 1;
+        memset(s, 0, n * sizeof(float));
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        double old = changed ? 0 : v[i];
+        double sigma = s[i] * turn->inverse_weight + x->eps;
+        double psi2 = power_of(sigma > least ? sigma : least, gamma);
+        double mixed = beta3 / (old * old) + (1 - beta3) * psi2;
+        double now = clamp(1 / sqrt(old == 0 ? psi2 : mixed), FLT_MIN, FLT_MAX);
+        int taught = (s[i] > 0) & (s[i] <= FLT_MAX);
+        v[i] = clipped(keeps_unseen & !taught ? old : now, m[i], turn->bound);
+    }
+    memset(s, 0, n * sizeof(float));
+}
+
+/* Total, count and maximum of sigma = s/w + eps where s > 0, over one block. */
+static void sum_block(int n, const float *s, double inverse_weight, double eps, double *out) {
+    double total[LANES] = {0}, count[LANES] = {0}, largest[LANES] = {0};
+    for (int i = 0; i < n; i += LANES) {
+        int width = n - i < LANES ? n - i : LANES;
+        float part[LANES] = {0};
+        memcpy(part, s + i, width * sizeof(float));
+        for (int j = 0; j < LANES; j++) {
+            int taught = (part[j] > 0) & (part[j] <= FLT_MAX);
+            double sigma = taught ? part[j] * inverse_weight + eps : 0;
+            total[j] += sigma;
+            count[j] += taught ? 1 : 0;
+            largest[j] = largest[j] > sigma ? largest[j] : sigma;
+        }
+    }
+    out[0] = out[1] = out[2] = 0;
+    for (int j = 0; j < LANES; j++) {
+        out[0] += total[j];
+        out[1] += count[j];
+        out[2] = out[2] > largest[j] ? out[2] : largest[j];
+    }
+}
+
+/* Tensors. */
+
+static void *address(const Step *x, int row, int64_t tensor) {
+    return (void *)(intptr_t)x->table[row * x->n_tensors + tensor];
+}
+
+static void *element(const Step *x, int row, int64_t tensor, int64_t i, int dtype) {
+    return (char *)address(x, row, tensor) + i * (dtype == FLOAT32 ? 4 : 2);
+}
+
+static Turn turn_of(const Step *x, int64_t tensor) {
+    const float *clock = x->clock ? x->clock + tensor * CLOCK_COLUMNS : 0;
+    Turn turn = {.due = clock ? clock[DUE] > 0 : x->due,
+                 .accumulate = clock ? clock[ACCUMULATE] != 0 : x->accumulate,
+                 .changed = clock ? clock[CHANGED] != 0 : x->changed};
+    double bias_correction1 = clock ? clock[BIAS_CORRECTION1] : x->bias_correction1, lr = clock ? clock[LR] : x->lr;
+    turn.gamma = turn.due ? x->new_gamma : clock ? clock[GAMMA] : x->gamma;
+    double scale = x->scales[tensor] > 0 ? x->scales[tensor] : 1;
+    double peak = x->peaks[tensor] > 0 ? x->peaks[tensor] : 1;
+    turn.bound = turn.gamma > 0 ? x->clip * (turn.gamma >= 1 ? scale : peak) * bias_correction1 : INFINITY;
+    /* A little early: the exact test is the division's. */
+    turn.watch = turn.bound * (1 - 0x1p-20f);
+    turn.decay = x->decoupled ? 1 - lr * x->weight_decay : 1;
+    turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale : 1);
+    if (turn.due) {
+        turn.mean = x->means[tensor];
+        turn.inverse_weight = 1.0 / (clock ? clock[WEIGHT] : x->weights[tensor]);
+    }
+    return turn;
+}
+
+static void store_param(const Step *x, int64_t tensor, int64_t i, int n, const float *p, void *to) {
+    if (!x->stochastic) {
+        narrow(p, to, n, x->param_dtype);
+        return;
+    }
+    uint64_t tile = (x->first_block[tensor] * BLOCK + i) / TILE;
+    narrow_stochastic(p, to, n, tile_key(x->seed, tile));
+}
+
+static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i, int n) {
+    float p_copy[TILE], g_copy[TILE], v_copy[TILE];
+    void *p_at = element(x, PARAM, tensor, i, x->param_dtype);
+    void *g_at = element(x, GRAD, tensor, i, x->grad_dtype);
+    void *v_at = element(x, PRECONDITIONER, tensor, i, x->preconditioner_dtype);
+    float *m = element(x, EXP_AVG, tensor, i, FLOAT32);
+    /* A released s has no elements to point to. */
+    float *s = turn->due || turn->accumulate ? element(x, EXP_AVG_SQ, tensor, i, FLOAT32) : 0;
+    float *p = x->param_dtype == FLOAT32 ? p_at : p_copy, *g = x->grad_dtype == FLOAT32 ? g_at : g_copy;
+    float *v = x->preconditioner_dtype == FLOAT32 ? v_at : v_copy;
+    if (p == p_copy) widen(p_at, p, n, x->param_dtype);
+    if (v == v_copy) widen(v_at, v, n, x->preconditioner_dtype);
+    int changed = 1;
+    if (turn->due) {
+        refresh(n, m, s, v, x, turn);
+    } else {
+        if (g == g_copy) widen(g_at, g, n, x->grad_dtype);
+        changed = any_moments(n, p, g, m, s, v, x, turn->watch, turn->accumulate);
+        changed = changed && guard(n, p, g, m, v, x, turn);
+    }
+    if (changed && v == v_copy) narrow(v, v_at, n, x->preconditioner_dtype);
+    move(n, p, m, v, turn->decay, turn->step_size);
+    if (p == p_copy) store_param(x, tensor, i, n, p, p_at);
+}
+
+static void moments_tile(const Step *x, int64_t tensor, int64_t i, int n) {
+    float p_copy[TILE], g_copy[TILE];
+    void *p_at = element(x, PARAM, tensor, i, x->param_dtype);
+    void *g_at = element(x, GRAD, tensor, i, x->grad_dtype);
+    float *m = element(x, EXP_AVG, tensor, i, FLOAT32), *s = element(x, EXP_AVG_SQ, tensor, i, FLOAT32);
+    float *p = x->param_dtype == FLOAT32 ? p_at : p_copy, *g = x->grad_dtype == FLOAT32 ? g_at : g_copy;
+    if (p == p_copy && x->coupled) widen(p_at, p, n, x->param_dtype);
+    if (g == g_copy) widen(g_at, g, n, x->grad_dtype);
+    any_moments(n, p, g, m, s, g, x, INFINITY, 1); /* nobody looks at v yet */
+}
+
+/* Blocks `begin` to `end` of a tensor. */
+
+static void step_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t end) {
+    if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] < 0) return; /* the tensor skips this step */
+    Turn turn = turn_of(x, tensor);
+    for (int64_t i = begin * BLOCK; i < end * BLOCK && i < x->numels[tensor]; i += TILE) {
+        int64_t left = x->numels[tensor] - i;
+        step_tile(x, &turn, tensor, i, left < TILE ? left : TILE);
+    }
+}
+
+static void moments_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t end) {
+    if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
+    double weight = x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
+    for (int64_t b = begin; b < end; b++) {
+        int64_t start = b * BLOCK, left = x->numels[tensor] - start;
+        int n = left < BLOCK ? left : BLOCK;
+        for (int i = 0; i < n; i += TILE) moments_tile(x, tensor, start + i, n - i < TILE ? n - i : TILE);
+        const float *s = element(x, EXP_AVG_SQ, tensor, start, FLOAT32);
+        sum_block(n, s, 1 / weight, x->eps, x->sums + 3 * (x->first_block[tensor] + b));
+    }
+}
+
+/* The mean of sigma and the two scales, in a fixed order. */
+static void scales_of(const Step *x, int64_t tensor) {
+    if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
+    int changed = x->clock ? x->clock[tensor * CLOCK_COLUMNS + CHANGED] != 0 : x->changed;
+    double total = 0, count = 0, largest = 0;
+    for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) {
+        const double *sums = x->sums + 3 * b;
+        total += sums[0];
+        count += sums[1];
+        largest = largest > sums[2] ? largest : sums[2];
+    }
+    double mean = x->means[tensor] = count > 0 ? total / count : 0;
+    x->scales[tensor] = mixed_scale(x->scales[tensor], mean, x, changed);
+    x->peaks[tensor] = mixed_scale(x->peaks[tensor], largest, x, changed);
+}
+
+/* Threads: each takes the next `grain` blocks until none are left. */
+
+INLINE void work(Step *x, void (*blocks)(const Step *, int64_t, int64_t, int64_t)) {
+    const int64_t n_blocks = x->first_block[x->n_tensors];
+    int64_t tensor = 0, from;
+    while ((from = __atomic_fetch_add(&x->next, x->grain, __ATOMIC_RELAXED)) < n_blocks) {
+        int64_t to = from + x->grain < n_blocks ? from + x->grain : n_blocks;
+        while (from < to) {
+            while (x->first_block[tensor + 1] <= from) tensor++;
+            int64_t first = x->first_block[tensor], last = x->first_block[tensor + 1];
+            blocks(x, tensor, from - first, (to < last ? to : last) - first);
+            from = last;
+        }
+    }
+}
+
+static void work_on_steps(void *x) { work(x, step_blocks); }
+static void work_on_moments(void *x) { work(x, moments_blocks); }
+
+/* All of torch's threads or one: a pool that is asked for fewer dismisses the others and must hire them again. */
+static void share(Step *x, void (*worker)(void *)) {
+    int alone = !x->parallel || x->threads < 2 || x->n_elements < SERIAL;
+    int64_t fair = x->first_block[x->n_tensors] / (16 * x->threads);
+    x->next = 0;
+    x->grain = fair < 1 ? 1 : fair < 32 ? fair : 32;
+    if (alone)
+        worker(x);
+    else
+        x->parallel(worker, x, x->threads, 0);
+}
+
+/* One step of the batch. `due` under a clock says that some tensor may be. */
+void anon_step(Step *x) {
+    if (x->due) {
+        share(x, work_on_moments);
+        for (int64_t tensor = 0; tensor < x->n_tensors; tensor++) scales_of(x, tensor);
+    }
+    share(x, work_on_steps);
+}
+
+/* So that the caller can see that it means the same structure. */
+int64_t anon_step_size(void) { return sizeof(Step); }

@@ -1,0 +1,506 @@
+"""One Triton launch for a whole batch of tensors, over a table of their addresses.
+
+A step between refreshes is one kernel, with or without the second moment s. A refresh step is three: the moments and
+each block's sums of sigma, then each tensor's scales, then psi and the update. The recursion of psi and the guards are
+`_idu`'s, in base-2 logarithms; tests hold the two equal.
+"""
+
+import math
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from anon_optim._fused import BLOCK, Batch, Numbers
+
+WARPS = 4
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+CLOCK = {"due": 0, "accumulate": 1, "bias_correction1": 2, "lr": 3, "gamma": 4, "weight": 5, "changed": 6}
+"""The columns of a batch's clock where the device keeps it (`DEVICE_CLOCK`). `due` is 1 for a refresh step, 0 for a
+step between refreshes, -1 for a step that AMP skips."""
+
+PERSISTENT = 2048
+"""How many programs a refresh takes where the device decides whether there is one: mostly they look and leave."""
+
+
+@triton.jit
+def _address(table, row: tl.constexpr, tensor, n_tensors, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(table + row * n_tensors + tensor).to(tl.pointer_type(dtype))
+    if ALIGNED:
+        # Four elements at a time, also of two-byte types: eight would spread the float32 accesses of a warp.
+        pointer = tl.multiple_of(pointer, 4 * (dtype.primitive_bitwidth // 8))
+    return pointer
+
+
+@triton.jit
+def _load(pointer, offsets, mask, FULL: tl.constexpr):
+    # A mask would cost the loads their width, so only a tensor's last block has one.
+    if FULL:
+        x = tl.load(pointer + offsets)
+    else:
+        x = tl.load(pointer + offsets, mask=mask, other=0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _cast(value, dtype: tl.constexpr):
+    if INTERPRETED and dtype == tl.bfloat16:  # Triton's interpreter truncates where the hardware rounds to nearest
+        bits = value.to(tl.int32, bitcast=True)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+        value = tl.where(tl.abs(value) < float("inf"), nearest, value)
+    return value.to(dtype)
+
+
+@triton.jit
+def _store(pointer, offsets, value, mask, FULL: tl.constexpr):
+    if FULL:
+        tl.store(pointer + offsets, _cast(value, pointer.dtype.element_ty))
+    else:
+        tl.store(pointer + offsets, _cast(value, pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normal(x):
+    """Into float32's normal range, so that 0 stays the mark of an unseen coordinate."""
+    return tl.minimum(tl.maximum(x, 1.1754943508222875e-38), 3.4028234663852886e38)
+
+
+@triton.jit
+def _mix(log_old, log_new, first, beta3):
+    """log2 of beta3 old + (1 - beta3) new, or new where `first`."""
+    a = log_old + tl.log2(_normal(beta3))
+    b = log_new + tl.log2(1.0 - beta3)
+    top = tl.maximum(a, b)
+    return tl.where(first, log_new, top + tl.log2(tl.exp2(a - top) + tl.exp2(b - top)))
+
+
+@triton.jit
+def _round_stochastic(x, seed, offsets):
+    """float32 to the bits of a bfloat16 neighbour, chosen so that the mean is exact."""
+    bits = x.to(tl.int32, bitcast=True)
+    noise = tl.randint(seed, offsets).to(tl.int32) & 0xFFFF
+    rounded = ((bits + noise) & -65536).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) <= 3.3895313892515355e38, rounded, x)
+
+
+@triton.jit
+def _gradient(g_ptr, theta, offsets, mask, factor, weight_decay, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
+              FULL: tl.constexpr):  # fmt: skip
+    raw = _load(g_ptr, offsets, mask, FULL) * factor
+    if MAXIMIZE:
+        raw = -raw
+    grad = raw
+    if COUPLED:
+        grad = grad + weight_decay * theta
+    return raw, grad
+
+
+@triton.jit
+def _sample(raw, grad, m, BELIEF: tl.constexpr, MASKED: tl.constexpr):
+    if BELIEF:
+        sample = (grad - m) * (grad - m)
+    else:
+        sample = grad * grad
+    if MASKED:
+        sample = tl.where(raw != 0, sample, 0.0)
+    return sample
+
+
+@triton.jit
+def _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
+            CLIP: tl.constexpr, STOCHASTIC: tl.constexpr, REFRESHED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
+    """Clip, write what changed of v, and move theta."""
+    if CLIP:
+        # 1 / |m| as a square: the reciprocal square root is one instruction, a division is ten.
+        root = tl.rsqrt(tl.maximum(tl.abs(m), 1.1754943508222875e-38))
+        v = tl.minimum(v, _normal(bound * root * root))
+    if REFRESHED:
+        _store(v_ptr, offsets, v, mask, FULL)
+    else:
+        # Most steps change no v at all, and a store that no lane takes part in moves nothing.
+        changed = v != v_before
+        if not FULL:
+            changed = changed & mask
+        tl.store(v_ptr + offsets, _cast(v, v_ptr.dtype.element_ty), mask=changed)
+    theta = theta * decay - v * m * step_size
+    if STOCHASTIC:
+        theta = _round_stochastic(theta, seed, position + offsets)
+    _store(p_ptr, offsets, theta, mask, FULL)
+
+
+@triton.jit
+def _place(table, numels, block_tensor, block_start, block, BLOCK: tl.constexpr):
+    """The tensor that a block belongs to, where in it the block starts, and the tensor's size."""
+    tensor = tl.load(block_tensor + block)
+    return tensor, tl.load(block_start + block).to(tl.int64) * BLOCK, tl.load(numels + tensor)
+
+
+@triton.jit
+def _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE: tl.constexpr):
+    """What |v m| may not exceed, and what v m is multiplied by. A scale of 0 is one that no refresh has set yet."""
+    scale = tl.load(scales + tensor)
+    peak = tl.load(peaks + tensor)
+    scale = tl.where(scale > 0, scale, 1.0)
+    radius = tl.where(gamma >= 1, scale, tl.where(peak > 0, peak, 1.0))
+    bound = tl.where(gamma > 0, clip * radius * bias_correction1, float("inf"))
+    step_size = lr / bias_correction1
+    if LR_SCALE:
+        step_size = step_size / scale
+    return bound, step_size
+
+
+@triton.jit
+def _plain_block(
+    p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma, accumulate, unseen,
+    weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position,
+    ACCUMULATE: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
+    MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, STOCHASTIC: tl.constexpr,
+    FULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    offsets = start + tl.arange(0, BLOCK)
+    mask = offsets < n
+    theta = _load(p_ptr, offsets, mask, FULL)
+    raw, grad = _gradient(g_ptr, theta, offsets, mask, factor, weight_decay, MAXIMIZE, COUPLED, FULL)
+    m = _load(m_ptr, offsets, mask, FULL)
+    v = _load(v_ptr, offsets, mask, FULL)
+    m += (grad - m) * one_minus_beta1
+    _store(m_ptr, offsets, m, mask, FULL)
+    sample = _sample(raw, grad, m, BELIEF, MASKED)
+    if ACCUMULATE:
+        if accumulate != 0:
+            s = _load(s_ptr, offsets, mask, FULL)
+            _store(s_ptr, offsets, s * beta2 + sample * one_minus_beta2, mask, FULL)
+    v_before = v
+    if TOUCH:
+        if unseen != 0:
+            touched = _normal(tl.exp2(-0.5 * gamma * tl.log2(_normal(sample + eps))))
+            v = tl.where((v == 0) & (raw != 0), touched, v)
+    _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
+            CLIP, STOCHASTIC, False, FULL)  # fmt: skip
+
+
+@triton.jit
+def _plain_kernel(
+    table, numels, block_tensor, block_start, clock, factor_ptr, seed_ptr, scales, peaks, unseens, n_tensors,
+    lr, gamma, bias_correction1, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, clip,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    DEVICE_CLOCK: tl.constexpr, HAS_FACTOR: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
+    BELIEF: tl.constexpr, MASKED: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
+    LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr, ACCUMULATE: tl.constexpr,
+):  # fmt: skip
+    """A step between refreshes. `ACCUMULATE` is the host's decision whether s may be needed; a device clock has the
+    last word."""
+    block = tl.program_id(0)
+    tensor, start, n = _place(table, numels, block_tensor, block_start, block, BLOCK)
+    due = 0.0
+    accumulate = 1.0
+    if DEVICE_CLOCK:
+        due = tl.load(clock + tensor * 8 + 0)
+        accumulate = tl.load(clock + tensor * 8 + 1)
+        bias_correction1 = tl.load(clock + tensor * 8 + 2)
+        lr = tl.load(clock + tensor * 8 + 3)
+        gamma = tl.load(clock + tensor * 8 + 4)
+    if due == 0:
+        p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
+        g_ptr = _address(table, 1, tensor, n_tensors, G_DTYPE, ALIGNED)
+        m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
+        s_ptr = _address(table, 3, tensor, n_tensors, tl.float32, ALIGNED)
+        v_ptr = _address(table, 4, tensor, n_tensors, V_DTYPE, ALIGNED)
+        bound, step_size = _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE)
+        factor = 1.0
+        if HAS_FACTOR:
+            factor = tl.load(factor_ptr)
+        seed = 0
+        if STOCHASTIC:
+            seed = tl.load(seed_ptr)
+        unseen = 0
+        if TOUCH:
+            unseen = tl.load(unseens + tensor)
+        decay = 1.0
+        if DECOUPLED:
+            decay = 1.0 - lr * weight_decay
+        position = block.to(tl.int64) * BLOCK - start
+        if start + BLOCK <= n:
+            _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma,
+                         accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
+                         position, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP, STOCHASTIC,
+                         True, BLOCK)  # fmt: skip
+        else:
+            _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma,
+                         accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
+                         position, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP, STOCHASTIC,
+                         False, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _moments_block(
+    p_ptr, g_ptr, m_ptr, s_ptr, start, n, factor, weight, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps,
+    partials, block, n_blocks, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
+    MASKED: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    offsets = start + tl.arange(0, BLOCK)
+    mask = offsets < n
+    theta = tl.zeros((BLOCK,), tl.float32)
+    if COUPLED:
+        theta = _load(p_ptr, offsets, mask, FULL)
+    raw, grad = _gradient(g_ptr, theta, offsets, mask, factor, weight_decay, MAXIMIZE, COUPLED, FULL)
+    m = _load(m_ptr, offsets, mask, FULL)
+    m += (grad - m) * one_minus_beta1
+    _store(m_ptr, offsets, m, mask, FULL)
+    s = _load(s_ptr, offsets, mask, FULL)
+    s = s * beta2 + _sample(raw, grad, m, BELIEF, MASKED) * one_minus_beta2
+    _store(s_ptr, offsets, s, mask, FULL)
+    taught = mask & (s > 0) & (s < float("inf"))
+    sigma = tl.where(taught, s / weight + eps, 0.0)
+    tl.store(partials + block, tl.sum(sigma))
+    tl.store(partials + n_blocks + block, tl.sum(taught.to(tl.float32)))
+    tl.store(partials + 2 * n_blocks + block, tl.max(sigma))
+
+
+@triton.jit
+def _moments_kernel(
+    table, numels, block_tensor, block_start, clock, any_due, factor_ptr, weights, partials, n_tensors, n_blocks,
+    weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    DEVICE_CLOCK: tl.constexpr, HAS_FACTOR: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
+    BELIEF: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """First of a refresh: m and s, and for each block the sum, count and maximum of sigma where s > 0."""
+    block = tl.program_id(0)
+    if DEVICE_CLOCK:
+        block = tl.where(tl.load(any_due) != 0, block, n_blocks)
+    factor = 1.0
+    if HAS_FACTOR:
+        factor = tl.load(factor_ptr)
+    while block < n_blocks:
+        tensor, start, n = _place(table, numels, block_tensor, block_start, block, BLOCK)
+        due = 1.0
+        if DEVICE_CLOCK:
+            due = tl.load(clock + tensor * 8 + 0)
+        if due > 0:
+            p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
+            g_ptr = _address(table, 1, tensor, n_tensors, G_DTYPE, ALIGNED)
+            m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
+            s_ptr = _address(table, 3, tensor, n_tensors, tl.float32, ALIGNED)
+            weight = tl.load(weights + tensor)
+            if start + BLOCK <= n:
+                _moments_block(p_ptr, g_ptr, m_ptr, s_ptr, start, n, factor, weight, weight_decay, one_minus_beta1,
+                               beta2, one_minus_beta2, eps, partials, block, n_blocks, MAXIMIZE, COUPLED, BELIEF,
+                               MASKED, True, BLOCK)  # fmt: skip
+            else:
+                _moments_block(p_ptr, g_ptr, m_ptr, s_ptr, start, n, factor, weight, weight_decay, one_minus_beta1,
+                               beta2, one_minus_beta2, eps, partials, block, n_blocks, MAXIMIZE, COUPLED, BELIEF,
+                               MASKED, False, BLOCK)  # fmt: skip
+        block += tl.num_programs(0)
+
+
+@triton.jit
+def _mixed_scale(scale, sigma, gamma, changed, beta3):
+    """r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept where nothing was learnt."""
+    scale = tl.where(changed != 0, 0.0, scale)
+    log_r2 = _mix(2.0 * tl.log2(_normal(scale)), (1.0 - gamma) * tl.log2(_normal(sigma)), scale == 0, beta3)
+    return tl.where(sigma > 0, _normal(tl.exp2(0.5 * log_r2)), scale)
+
+
+@triton.jit
+def _scales_kernel(
+    partials, first_block, clock, means, scales, peaks, unseens, n_blocks, gamma, changed, beta3,
+    DEVICE_CLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Second of a refresh: each tensor's mean of sigma, and its two scales, from the blocks' sums in a fixed order."""
+    tensor = tl.program_id(0)
+    due = 1.0
+    if DEVICE_CLOCK:
+        due = tl.load(clock + tensor * 8 + 0)
+        changed = tl.load(clock + tensor * 8 + 6)
+    if due > 0:
+        begin = tl.load(first_block + tensor)
+        end = tl.load(first_block + tensor + 1)
+        total = tl.zeros((CHUNK,), tl.float32)
+        count = tl.zeros((CHUNK,), tl.float32)
+        largest = tl.zeros((CHUNK,), tl.float32)
+        while begin < end:
+            blocks = begin + tl.arange(0, CHUNK)
+            mask = blocks < end
+            total += tl.load(partials + blocks, mask=mask, other=0.0)
+            count += tl.load(partials + n_blocks + blocks, mask=mask, other=0.0)
+            largest = tl.maximum(largest, tl.load(partials + 2 * n_blocks + blocks, mask=mask, other=0.0))
+            begin += CHUNK
+        mean = tl.sum(total) / tl.maximum(tl.sum(count), 1.0)
+        tl.store(means + tensor, mean)
+        tl.store(unseens + tensor, 0)  # until a block of the refresh finds one
+        tl.store(scales + tensor, _mixed_scale(tl.load(scales + tensor), mean, gamma, changed, beta3))
+        tl.store(peaks + tensor, _mixed_scale(tl.load(peaks + tensor), tl.max(largest), gamma, changed, beta3))
+
+
+@triton.jit
+def _refresh_block(
+    p_ptr, m_ptr, s_ptr, v_ptr, unseen_ptr, start, n, decay, step_size, bound, gamma, changed, mean, weight, eps,
+    beta3, floor, seed, position,
+    TOUCH: tl.constexpr, CLIP: tl.constexpr, STOCHASTIC: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    offsets = start + tl.arange(0, BLOCK)
+    mask = offsets < n
+    theta = _load(p_ptr, offsets, mask, FULL)
+    m = _load(m_ptr, offsets, mask, FULL)
+    s = _load(s_ptr, offsets, mask, FULL)
+    v = _load(v_ptr, offsets, mask, FULL)
+    _store(s_ptr, offsets, tl.zeros_like(s), mask, FULL)
+    sigma = _normal(tl.maximum(s / weight + eps, floor * mean))
+    v = tl.where(changed != 0, 0.0, v)
+    log_psi2 = _mix(-2.0 * tl.log2(_normal(v)), gamma * tl.log2(sigma), v == 0, beta3)
+    refreshed = _normal(tl.exp2(-0.5 * log_psi2))
+    if TOUCH:
+        refreshed = tl.where((s > 0) & (s < float("inf")), refreshed, v)
+    v = tl.where(gamma == 0, 1.0, refreshed)
+    if TOUCH:
+        if tl.max((mask & (v == 0)).to(tl.int32)) > 0:
+            tl.atomic_max(unseen_ptr, 1)
+    _update(p_ptr, v_ptr, theta, m, v, v, bound, decay, step_size, offsets, mask, seed, position,
+            CLIP, STOCHASTIC, True, FULL)  # fmt: skip
+
+
+@triton.jit
+def _refresh_kernel(
+    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, scales, peaks, unseens,
+    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, eps, beta3, clip, floor,
+    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    DEVICE_CLOCK: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
+    LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Third of a refresh: psi from sigma, s back to 0, and the update."""
+    block = tl.program_id(0)
+    if DEVICE_CLOCK:
+        block = tl.where(tl.load(any_due) != 0, block, n_blocks)
+    seed = 0
+    if STOCHASTIC:
+        seed = tl.load(seed_ptr)
+    while block < n_blocks:
+        tensor, start, n = _place(table, numels, block_tensor, block_start, block, BLOCK)
+        due = 1.0
+        if DEVICE_CLOCK:
+            due = tl.load(clock + tensor * 8 + 0)
+            bias_correction1 = tl.load(clock + tensor * 8 + 2)
+            lr = tl.load(clock + tensor * 8 + 3)
+            changed = tl.load(clock + tensor * 8 + 6)
+        if due > 0:
+            p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
+            m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
+            s_ptr = _address(table, 3, tensor, n_tensors, tl.float32, ALIGNED)
+            v_ptr = _address(table, 4, tensor, n_tensors, V_DTYPE, ALIGNED)
+            bound, step_size = _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE)
+            mean = tl.load(means + tensor)
+            weight = tl.load(weights + tensor)
+            decay = 1.0
+            if DECOUPLED:
+                decay = 1.0 - lr * weight_decay
+            position = block.to(tl.int64) * BLOCK - start
+            if start + BLOCK <= n:
+                _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
+                               changed, mean, weight, eps, beta3, floor, seed, position, TOUCH, CLIP, STOCHASTIC,
+                               True, BLOCK)  # fmt: skip
+            else:
+                _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
+                               changed, mean, weight, eps, beta3, floor, seed, position, TOUCH, CLIP, STOCHASTIC,
+                               False, BLOCK)  # fmt: skip
+        block += tl.num_programs(0)
+
+
+_TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def _run(kernel: Any, grid: int, batch: Batch, args: tuple[Any, ...], flags: dict[str, Any]) -> None:
+    """Launch; the second time without Triton's look at every argument, for a batch's kernels differ by flags alone."""
+    key = (kernel, *flags.values())
+    compiled = batch.kernels.get(key)
+    if compiled is None:
+        batch.kernels[key] = kernel[(grid,)](*args, **flags, num_warps=WARPS)
+    else:
+        compiled[(grid, 1, 1)](*args, *flags.values())
+
+
+def launch(batch: Batch, x: Numbers, *, due: bool, clock: Tensor | None) -> None:
+    """One step of a batch. With a `clock` the device decides what is due, and `due` says that it may be."""
+    device = batch.kind.device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _launch(batch, x, due, clock)
+    else:
+        _launch(batch, x, due, clock)
+
+
+def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
+    rule, kind, nothing = x.rule, batch.kind, batch.table
+    n_tensors, n_blocks = len(batch.params), batch.n_blocks
+    tensors = (batch.table, batch.numels, batch.block_tensor, batch.block_start)
+    clock_ptr = nothing if clock is None else clock
+    factor_ptr = nothing if x.factor is None else x.factor
+    seed = nothing
+    if x.stochastic_round:
+        seed = torch.randint(2**31, (1,), dtype=torch.int32, device=kind.device)
+    lr, weight_decay, eps = float(x.lr), float(x.weight_decay), float(rule.eps)
+    averages = (1 - float(x.beta1), float(x.beta2), 1 - float(x.beta2))
+    dtypes = {
+        "P_DTYPE": _TRITON_DTYPES[kind.param_dtype],
+        "G_DTYPE": _TRITON_DTYPES[kind.grad_dtype],
+        "V_DTYPE": _TRITON_DTYPES[kind.preconditioner_dtype],
+        "ALIGNED": kind.aligned,
+        "DEVICE_CLOCK": clock is not None,
+    }
+    gradient = {
+        "HAS_FACTOR": x.factor is not None,
+        "MAXIMIZE": x.maximize,
+        "COUPLED": x.weight_decay != 0 and not x.decoupled,
+        "BELIEF": x.belief,
+        "MASKED": x.masked,
+    }
+    update = {
+        "DECOUPLED": x.weight_decay != 0 and x.decoupled,
+        "TOUCH": rule.touch,
+        "CLIP": rule.clip < math.inf,
+        "LR_SCALE": x.lr_scale,
+        "STOCHASTIC": x.stochastic_round and kind.param_dtype == torch.bfloat16,
+        "BLOCK": BLOCK,
+    }
+    if not due or clock is not None:
+        _run(
+            _plain_kernel, n_blocks, batch,
+            (*tensors, clock_ptr, factor_ptr, seed, batch.scales, batch.peaks, batch.unseens, n_tensors,
+             lr, float(x.gamma), x.bias_correction1, weight_decay, *averages, eps, float(rule.clip)),
+            {**dtypes, **gradient, **update, "ACCUMULATE": x.accumulate},
+        )  # fmt: skip
+    if not due:
+        return
+    gamma, beta3, changed = float(rule.gamma), float(rule.beta3), float(x.changed)
+    weights, any_due, programs = batch.weights, nothing, n_blocks
+    if clock is not None:
+        weights = clock[:, CLOCK["weight"]].contiguous()
+        any_due = (clock[:, CLOCK["due"]] > 0).any().to(torch.float32)
+        programs = min(n_blocks, PERSISTENT)
+    elif kind.device.type == "cuda":
+        weights = weights.pin_memory().to(kind.device, non_blocking=True)
+    partials = torch.empty((3, n_blocks), dtype=torch.float32, device=kind.device)
+    means = torch.empty(n_tensors, dtype=torch.float32, device=kind.device)
+    _run(
+        _moments_kernel, programs, batch,
+        (*tensors, clock_ptr, any_due, factor_ptr, weights, partials, n_tensors, n_blocks, weight_decay, *averages,
+         eps),
+        {**dtypes, **gradient, "BLOCK": BLOCK},
+    )  # fmt: skip
+    _run(
+        _scales_kernel, n_tensors, batch,
+        (partials, batch.first_block, clock_ptr, means, batch.scales, batch.peaks, batch.unseens, n_blocks,
+         gamma, changed, beta3),
+        {"DEVICE_CLOCK": clock is not None, "CHUNK": 1024},
+    )  # fmt: skip
+    _run(
+        _refresh_kernel, programs, batch,
+        (*tensors, clock_ptr, any_due, seed, means, weights, batch.scales, batch.peaks, batch.unseens, n_tensors,
+         n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, eps, beta3, float(rule.clip),
+         float(rule.floor)),
+        {**dtypes, **update},
+    )  # fmt: skip

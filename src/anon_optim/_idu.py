@@ -1,0 +1,232 @@
+"""The mathematics of Anon in one place: refresh times, the recursion of psi, and the guards.
+
+Symbols, as everywhere in this package: `v` is 1/psi (0 marks a coordinate that has not seen a gradient yet),
+`s` and `w` the running second moment and its weight, `sigma` = s/w + eps, `scale` and `peak` the scalars
+mean(sigma)^((1-gamma)/2) and max(sigma)^((1-gamma)/2) of a tensor. Every function is pure.
+
+Decisions are Python bools in eager mode and 0-D tensors inside a captured or compiled graph; `pick` chooses by
+either, so that both modes run the same code.
+"""
+
+import functools
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Growth = float | Callable[[int], float]
+Statistic = str | Callable[[Tensor, Tensor], Tensor]
+
+LAST_EXACT_STEP = 2**24  # `step` is a float32 tensor, as in torch.optim
+
+
+class Rule(NamedTuple):
+    """The hyperparameters of one refresh, as they stand in a param group."""
+
+    gamma: float
+    eps: float
+    beta3: float
+    clip: float
+    floor: float
+    touch: bool
+
+    @property
+    def marks_unseen(self) -> bool:
+        """At gamma = 0 psi is 1 whatever the gradient was, so there is nothing to wait for."""
+        return self.touch and self.gamma != 0
+
+
+def pick(condition: bool | Tensor, yes: Any, no: Any) -> Any:
+    """`yes if condition else no`, also for a condition that lives on the device."""
+    if isinstance(condition, bool):
+        return yes if condition else no
+    return torch.where(condition, yes, no)
+
+
+# Refresh times:  a_1 = 1,  a_{n+1} = max(a_n + 1, ceil(growth a_n)), in exact integers.
+
+
+def _next_time(a: int, growth: Growth) -> float:
+    rate = float(growth(a)) if callable(growth) else float(growth)
+    if math.isinf(rate):
+        return math.inf
+    # repr, because a user who writes 1.1 means 11/10 and not the double next to it
+    return max(a + 1, math.ceil(Fraction(repr(rate)) * a))
+
+
+@functools.lru_cache(maxsize=256)
+def _times(growth: Growth) -> list[float]:
+    return [1]
+
+
+def _times_up_to(t: float, growth: Growth) -> list[float]:
+    times = _times(growth)
+    while times[-1] < t:
+        times.append(_next_time(int(times[-1]), growth))
+    return times
+
+
+def is_refresh(t: int, growth: Growth) -> bool:
+    """Whether step `t` (counted from 1) is a refresh time."""
+    times = _times_up_to(t, growth)
+    return times[bisect_left(times, t)] == t
+
+
+def steps_to_refresh(t: int, growth: Growth) -> float:
+    """How many steps after step `t` the next refresh comes; inf if there is none."""
+    times = _times_up_to(t + 1, growth)
+    return times[bisect_left(times, t + 1)] - t
+
+
+def steps_until_used(t: int, growth: Growth) -> float:
+    """How many steps after step `t` its gradient is used in a refresh: 0 if `t` is one, inf if never."""
+    return 0 if is_refresh(t, growth) else steps_to_refresh(t, growth)
+
+
+# Laziness: s is read at refreshes alone, so a sample counts only if it still weighs something there.
+
+
+def window(beta2: float, tol: float) -> float:
+    """How many steps up to a refresh s is accumulated in: what lies before weighs less than `tol` in total."""
+    if tol <= 0:
+        return math.inf
+    return max(1, math.ceil(math.log(tol) / math.log(beta2))) if beta2 > 0 else 1
+
+
+def accumulates(t: int, growth: Growth, window: float, total_steps: int | None) -> bool:
+    """Whether step `t` adds to s: not outside the window, and not after the last refresh of a run of known length."""
+    wait = steps_until_used(t, growth)
+    if total_steps is not None and t <= total_steps < t + wait:
+        return False
+    return wait < window
+
+
+def is_dead(t: int, growth: Growth, total_steps: int | None) -> bool:
+    """Whether no step after `t` adds to s any more."""
+    next_use = t + steps_to_refresh(t, growth)
+    return math.isinf(next_use) or (total_steps is not None and t <= total_steps < next_use)
+
+
+@functools.lru_cache(maxsize=256)
+def refresh_table(growth: Growth, device: torch.device) -> Tensor:
+    """All refresh times as a float32 tensor that ends in inf, for steps that are counted on the device."""
+    times = [a for a in _times_up_to(LAST_EXACT_STEP, growth) if a <= LAST_EXACT_STEP]
+    return torch.tensor([*times, math.inf], dtype=torch.float32, device=device)
+
+
+def next_use_on_device(step: Tensor, table: Tensor) -> Tensor:
+    """The first refresh time that is not before `step`."""
+    return table.take(torch.searchsorted(table, step.to(table.dtype)))
+
+
+def accumulates_on_device(step: Tensor, next_use: Tensor, window: float, total_steps: int | None) -> Tensor:
+    alive = next_use - step < window
+    if total_steps is not None:
+        alive = alive & ((next_use <= total_steps) | (step > total_steps))
+    return alive
+
+
+# The second moment.
+
+
+def second_moment(statistic: Statistic, grad: Tensor, exp_avg: Tensor) -> Tensor:
+    """What s averages: g^2, AdaBelief's (g - m)^2, or the user's own."""
+    if statistic == "gradient":
+        return grad * grad
+    if statistic == "belief":
+        surprise = grad - exp_avg
+        return surprise * surprise
+    assert callable(statistic)
+    return statistic(grad, exp_avg)
+
+
+def _log(x: Tensor) -> Tensor:
+    limits = torch.finfo(x.dtype)
+    return x.clamp(limits.tiny, limits.max).log()
+
+
+def _exp(x: Tensor) -> Tensor:
+    limits = torch.finfo(x.dtype)
+    return x.exp().clamp(limits.tiny, limits.max)
+
+
+def _mean_and_max(sigma: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+    """Over the coordinates `where` holds; both 0 if there is none."""
+    kept = torch.where(where, sigma, 0.0)
+    return kept.sum() / where.sum().clamp(min=1), kept.amax()
+
+
+def _finite_positive(x: Tensor) -> Tensor:
+    """x > 0, without NaN and inf, so that one bad coordinate does not spoil its tensor's scale."""
+    return (x > 0) & (x < math.inf)
+
+
+# The recursion:  psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later.
+# sigma^gamma leaves float32 at |gamma| = 2.4, its logarithm does not.
+
+
+def _mix(log_old: Tensor, log_new: Tensor, beta3: float, first: Tensor) -> Tensor:
+    if beta3 == 0:
+        return log_new
+    mixed = torch.logaddexp(log_old + math.log(beta3), log_new + math.log1p(-beta3))
+    return torch.where(first, log_new, mixed)
+
+
+def _mix_scale(scale: Tensor, sigma: Tensor, rule: Rule) -> Tensor:
+    """r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept as it is where nothing was learnt (sigma = 0)."""
+    log_r2 = _mix(2 * _log(scale), (1 - rule.gamma) * _log(sigma), rule.beta3, scale == 0)
+    return torch.where(sigma > 0, _exp(log_r2 / 2), scale)
+
+
+def refresh(
+    v: Tensor, s: Tensor, w: Tensor, scale: Tensor, peak: Tensor, rule: Rule, gamma_before: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The preconditioner and the scales after a refresh from `s` and `w`."""
+    changed = gamma_before != rule.gamma
+    # What was made with another gamma is worth nothing: the recursion starts anew.
+    v, scale, peak = (pick(changed, torch.zeros_like(x), x) for x in (v, scale, peak))
+    sigma = s / w + rule.eps
+    taught = _finite_positive(s)
+    mean, largest = _mean_and_max(sigma, taught)
+    scale, peak = _mix_scale(scale, mean, rule), _mix_scale(peak, largest, rule)
+    if rule.gamma == 0:
+        return torch.ones_like(v), scale, peak
+
+    if rule.floor > 0:
+        sigma = torch.maximum(sigma, rule.floor * mean)
+    log_psi2 = _mix(-2 * _log(v), rule.gamma * _log(sigma), rule.beta3, v == 0)
+    refreshed = _exp(-log_psi2 / 2)
+    if rule.marks_unseen:  # an interval without gradient teaches nothing
+        refreshed = torch.where(taught, refreshed, v)
+    return refreshed, scale, peak
+
+
+# The guards.
+
+
+def touch(v: Tensor, raw_grad: Tensor, sample: Tensor, eps: float, gamma: float | Tensor) -> Tensor:
+    """Start the clock of every unseen coordinate that has a gradient now: v <- sigma^(-gamma/2) of this one sample."""
+    return torch.where((v == 0) & (raw_grad != 0), _exp(-gamma / 2 * _log(sample + eps)), v)
+
+
+def set_or_one(scale: Tensor) -> Tensor:
+    """A scale of 0 is one that no refresh has set yet."""
+    return torch.where(scale > 0, scale, 1.0)
+
+
+def clip_radius(scale: Tensor, peak: Tensor, gamma: float | Tensor) -> Tensor:
+    """r: from the mean of sigma for gamma >= 1, from its maximum below (they meet at 1); inf for gamma <= 0."""
+    r = set_or_one(pick(gamma >= 1, scale, peak))
+    return pick(gamma > 0, r, torch.full_like(r, math.inf))
+
+
+def sticky_clip(v: Tensor, exp_avg: Tensor, bound: Tensor) -> Tensor:
+    """v <- min(v, bound / |m|): psi itself rises, and stays risen until the next refresh.
+
+    Clamping the update instead would cut rare large gradients short and bias the method."""
+    tiny = torch.finfo(v.dtype).tiny
+    return torch.minimum(v, (bound / exp_avg.abs().clamp(min=tiny)).clamp(min=tiny))

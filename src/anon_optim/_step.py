@@ -1,0 +1,190 @@
+"""The pieces of one step that every path shares: options, the clock, and the preconditioner's turn."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _to_scalar
+
+from anon_optim import _idu
+from anon_optim._idu import Growth, Rule, Statistic
+from anon_optim._rounding import copy_stochastic_
+
+Projection = Callable[[Tensor, Tensor], Tensor]
+
+
+class StepOptions(NamedTuple):
+    """A param group's entries, as one step needs them."""
+
+    rule: Rule
+    lr: float | Tensor
+    beta1: float
+    beta2: float
+    weight_decay: float
+    growth: Growth
+    total_steps: int | None
+    window: float
+    lr_scale: str | None
+    statistic: Statistic
+    project: Projection | None
+    bias_correction: bool
+    decoupled_weight_decay: bool
+    maximize: bool
+    stochastic_round: bool
+    capturable: bool
+    differentiable: bool
+
+    @property
+    def couples_decay(self) -> bool:
+        return self.weight_decay != 0 and not self.decoupled_weight_decay
+
+    @property
+    def decouples_decay(self) -> bool:
+        return self.weight_decay != 0 and self.decoupled_weight_decay
+
+    @property
+    def masks_samples(self) -> bool:
+        """Whether a sample can be non-zero where the gradient is zero; under touch it must not count."""
+        return self.rule.marks_unseen and (self.statistic != "gradient" or self.couples_decay)
+
+    @property
+    def decides_on_device(self) -> bool:
+        return self.capturable or torch.compiler.is_compiling()
+
+
+def rule_of(group: dict[str, Any]) -> Rule:
+    return Rule(**{name: group[name] for name in Rule._fields})
+
+
+def step_options(group: dict[str, Any]) -> StepOptions:
+    beta1, beta2 = group["betas"]
+    return StepOptions(
+        rule=rule_of(group),
+        lr=_to_scalar(group["lr"]),
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        growth=group["growth"],
+        total_steps=group["total_steps"],
+        window=_idu.window(beta2, group["window_tol"]),
+        lr_scale=group["lr_scale"],
+        statistic=group["statistic"],
+        project=group["project"],
+        bias_correction=group["bias_correction"],
+        decoupled_weight_decay=group["decoupled_weight_decay"],
+        maximize=group["maximize"],
+        stochastic_round=group["stochastic_round"],
+        capturable=group["capturable"],
+        differentiable=group["differentiable"],
+    )
+
+
+class Clock(NamedTuple):
+    """Where a parameter stands in its schedule: Python values in eager mode, 0-D tensors in a graph."""
+
+    due: bool | Tensor
+    accumulate: bool | Tensor
+    """Whether this step's sample counts in a later refresh."""
+    gamma: float | Tensor
+    """The gamma that the preconditioner in use was made with."""
+    bias_correction1: float | Tensor
+
+
+def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o: StepOptions) -> Clock:
+    if o.decides_on_device:
+        next_use = _idu.next_use_on_device(step, table)
+        return Clock(
+            due=next_use == step,
+            accumulate=_idu.accumulates_on_device(step, next_use, o.window, o.total_steps),
+            gamma=gamma,
+            bias_correction1=1 - o.beta1 ** step.to(dtype) if o.bias_correction else 1.0,
+        )
+    t = int(step.item())
+    return Clock(
+        due=_idu.is_refresh(t, o.growth),
+        accumulate=_idu.accumulates(t, o.growth, o.window, o.total_steps),
+        gamma=gamma.item(),
+        bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
+    )
+
+
+def accumulate_(clock: Clock, s: Tensor, w: Tensor, sample: Tensor, beta2: float) -> None:
+    """s <- beta2 s + (1 - beta2) sample, and its weight alike, on steps that count."""
+    if clock.accumulate is True:
+        s.mul_(beta2).add_(sample, alpha=1 - beta2)
+        w.mul_(beta2).add_(1 - beta2)
+    elif clock.accumulate is not False:
+        s.copy_(torch.where(clock.accumulate, s * beta2 + sample * (1 - beta2), s))
+        w.copy_(torch.where(clock.accumulate, w * beta2 + (1 - beta2), w))
+
+
+def preconditioned(
+    clock: Clock,
+    rule: Rule,
+    raw_grad: Tensor,
+    sample: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    weight: Tensor,
+    v: Tensor,
+    scale: Tensor,
+    peak: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One tensor's `v`, `scale` and `peak` for this step: refreshed if due, then touched, then clipped."""
+    gamma: Any = clock.gamma
+    if clock.due is not False:
+        refreshed = _idu.refresh(v, exp_avg_sq, weight, scale, peak, rule, gamma)
+        kept = (v, scale, peak)
+        v, scale, peak = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
+        gamma = rule.gamma if clock.due is True else torch.where(clock.due, rule.gamma, gamma)
+    if rule.touch and clock.due is not True and _may_have_unseen(v, gamma):
+        touched = _idu.touch(v, raw_grad, sample, rule.eps, gamma)
+        v = _idu.pick(clock.due, v, touched)
+    if rule.clip < math.inf and (isinstance(gamma, Tensor) or gamma > 0):
+        bound = rule.clip * _idu.clip_radius(scale, peak, gamma) * clock.bias_correction1
+        v = _idu.sticky_clip(v, exp_avg, bound)
+    return v, scale, peak
+
+
+def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, gamma: Tensor) -> None:
+    if clock.due is True:
+        exp_avg_sq.zero_()
+        weight.zero_()
+        gamma.fill_(rule.gamma)
+    elif clock.due is not False:
+        exp_avg_sq.masked_fill_(clock.due, 0)
+        weight.masked_fill_(clock.due, 0)
+        gamma.masked_fill_(clock.due, rule.gamma)
+
+
+def _may_have_unseen(v: Tensor, gamma: float | Tensor) -> bool:
+    """Looking is cheap on the CPU; elsewhere it would wait for the device."""
+    if isinstance(gamma, Tensor) or v.device.type != "cpu":
+        return True
+    return gamma != 0 and bool((v == 0).any())
+
+
+def projected(theta: Tensor, v: Tensor, project: Projection) -> Tensor:
+    """`project` in the metric psi = 1/v; what has not seen a gradient yet stays where it is."""
+    return torch.where(v == 0, theta, project(theta, 1 / v))
+
+
+def store_(params: list[Tensor], values: list[Tensor], stochastic_round: bool) -> None:
+    for param, value in zip(params, values, strict=True):
+        if stochastic_round:
+            copy_stochastic_(param, value)
+        else:
+            param.copy_(value)
+
+
+def step_size_of(clock: Clock, scale: Tensor, o: StepOptions) -> Any:
+    step_size = o.lr / clock.bias_correction1
+    return step_size / _idu.set_or_one(scale) if o.lr_scale == "tensor" else step_size
+
+
+def write_(targets: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        if value is not target:
+            target.copy_(value)
