@@ -181,6 +181,7 @@ class Guarded:
     def refresh(self) -> None:
         if self.w == 0:
             return
+        unseen = self.v == 0
         if self.gamma_in_use != self.gamma:
             # What belongs to another gamma has another unit: nothing of it can be mixed or kept.
             self.v = np.zeros_like(self.v)
@@ -188,11 +189,12 @@ class Guarded:
         gamma = self.gamma_in_use = self.gamma
         taught = (self.s > 0) & np.isfinite(self.s)
         sigma = self.s / self.w + self.eps
+        sample = self.s / (1 - self.betas[1]) + self.eps  # all that a coordinate first seen at this refresh has
         if taught.any():
             mean, largest = sigma[taught].mean(), sigma[taught].max()
             self.scale = self._mixed_scalar(self.scale, mean ** (1 - gamma))
             self.peak = self._mixed_scalar(self.peak, largest ** (1 - gamma))
-            sigma = np.maximum(sigma, self.floor * mean)
+            sigma = np.maximum(np.where(unseen, sample, sigma), self.floor * mean)
 
         first = self.v == 0
         old = np.where(first, 1.0, self.v) ** -2

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import warnings
 
 import pytest
 import torch
@@ -15,13 +16,21 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn import Parameter
 
 from anon_optim import Anon, Box, Guard, Storage
+from anon_optim._fused import backend
 
 GAMMAS = (-0.5, 0.0, 1.0, 1.1)
 DECAYS = [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": False}]
 NUMBERS_OF_A_TENSOR = ("exp_avg", "exp_avg_sq", "preconditioner", "weight", "scale", "peak")
 
+PATHS = {"loop": {}, "foreach": {"foreach": True}}
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # said once where no C compiler is found
+    if backend("cpu") is not None:
+        PATHS["fused"] = {"fused": True}
+
 every_gamma = pytest.mark.parametrize("gamma", GAMMAS)
-either_path = pytest.mark.parametrize("foreach", [False, True], ids=["loop", "foreach"])
+every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
+unfused_path = pytest.mark.parametrize("path", [PATHS["loop"], PATHS["foreach"]], ids=["loop", "foreach"])
 
 
 def parameters(dtype=torch.float32, shapes=((4, 3), (5,), ())):
@@ -84,12 +93,12 @@ def assert_same_run(actual, expected, **tolerance):
 
 
 @every_gamma
-@either_path
+@every_path
 @pytest.mark.parametrize("guard", [Guard(), None], ids=["guarded", "printed"])
-def test_zero_gradients_move_nothing_and_teach_nothing(gamma, foreach, guard):
+def test_zero_gradients_move_nothing_and_teach_nothing(gamma, path, guard):
     params = parameters()
     before = [p.detach().clone() for p in params]
-    optimizer = Anon(params, gamma=gamma, foreach=foreach, guard=guard)
+    optimizer = Anon(params, gamma=gamma, **path, guard=guard)
     for _ in range(3):
         for p in params:
             p.grad = torch.zeros_like(p)
@@ -102,17 +111,17 @@ def test_zero_gradients_move_nothing_and_teach_nothing(gamma, foreach, guard):
 
 
 @every_gamma
-@either_path
-def test_gradients_are_left_as_they_were(gamma, foreach):
+@every_path
+def test_gradients_are_left_as_they_were(gamma, path):
     params = parameters()
     optimizer = Anon(
         params,
         gamma=gamma,
-        foreach=foreach,
         maximize=True,
         weight_decay=0.1,
         decoupled_weight_decay=False,
         statistic="belief",
+        **path,
     )
     for t in range(1, 6):
         set_gradients(params, t)
@@ -125,11 +134,11 @@ def test_gradients_are_left_as_they_were(gamma, foreach):
 
 
 @every_gamma
-@either_path
-def test_a_complex_parameter_is_its_real_and_imaginary_parts(gamma, foreach):
+@unfused_path  # the fused kernels know no complex numbers
+def test_a_complex_parameter_is_its_real_and_imaginary_parts(gamma, path):
     pairs = parameters(shapes=((4, 3, 2), (5, 2)))
     params = [Parameter(torch.view_as_complex(p.detach().clone())) for p in pairs]
-    optimizers = Anon(params, gamma=gamma, foreach=foreach), Anon(pairs, gamma=gamma, foreach=foreach)
+    optimizers = Anon(params, gamma=gamma, **path), Anon(pairs, gamma=gamma, **path)
     for t in range(1, 10):
         set_gradients(pairs, t)
         for p, pair in zip(params, pairs, strict=True):
@@ -140,8 +149,8 @@ def test_a_complex_parameter_is_its_real_and_imaginary_parts(gamma, foreach):
 
 
 @every_gamma
-@either_path
-def test_strides_do_not_matter(gamma, foreach):
+@every_path
+def test_strides_do_not_matter(gamma, path):
     strided = [
         Parameter(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).t()),
         Parameter(torch.randn(5, 2, generator=torch.Generator().manual_seed(1))[:, 0]),
@@ -149,7 +158,7 @@ def test_strides_do_not_matter(gamma, foreach):
     ]
     strided[2].data = strided[2].data.contiguous(memory_format=torch.channels_last)
     plain = [Parameter(p.detach().contiguous().clone()) for p in strided]
-    of_strided, of_plain = Anon(strided, gamma=gamma, foreach=foreach), Anon(plain, gamma=gamma, foreach=foreach)
+    of_strided, of_plain = Anon(strided, gamma=gamma, **path), Anon(plain, gamma=gamma, **path)
     for t in range(1, 10):
         set_gradients(plain, t)
         for p, q in zip(strided, plain, strict=True):
@@ -176,11 +185,11 @@ def test_foreach_with_mixed_dtypes_is_the_loop(gamma):
 
 
 @every_gamma
-@either_path
-def test_a_frozen_parameter_keeps_its_own_clock(gamma, foreach):
+@every_path
+def test_a_frozen_parameter_keeps_its_own_clock(gamma, path):
     together = parameters()
     alone = clone(together[:1])
-    of_all, of_one = Anon(together, gamma=gamma, foreach=foreach), Anon(alone, gamma=gamma, foreach=foreach)
+    of_all, of_one = Anon(together, gamma=gamma, **path), Anon(alone, gamma=gamma, **path)
     for t in range(1, 13):
         set_gradients(together, t)
         if 3 <= t < 7:
@@ -198,12 +207,12 @@ def test_a_frozen_parameter_keeps_its_own_clock(gamma, foreach):
 
 
 @every_gamma
-@either_path
+@every_path
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_tensor_lr_is_the_float_lr(gamma, foreach, capturable):
+def test_a_tensor_lr_is_the_float_lr(gamma, path, capturable):
     lr = 0.01
     params, twins = parameters(torch.float64), parameters(torch.float64)
-    options = {"gamma": gamma, "weight_decay": 0.1, "foreach": foreach, "capturable": capturable}
+    options = {"gamma": gamma, "weight_decay": 0.1, **path, "capturable": capturable}
     tensor = torch.tensor(lr, dtype=torch.float64)
     with_tensor, with_float = Anon(params, lr=tensor, **options), Anon(twins, lr=lr, **options)
     train(params, with_tensor, range(1, 6))
@@ -398,7 +407,17 @@ def test_resuming_at_any_step_changes_no_bit(gamma, dtype):
 
 
 @pytest.mark.parametrize(
-    "options", [{"foreach": True}, {"capturable": True}, {"guard": None}, {"growth": 1.5}], ids=str
+    "options",
+    [
+        *PATHS.values(),
+        {"capturable": True},
+        {"guard": None},
+        {"growth": 1.5},
+        {"total_steps": 19},
+        {"max_grad_norm": 0.1},
+        {"storage": Storage(preconditioner=torch.bfloat16)},
+    ],
+    ids=str,
 )
 def test_resuming_changes_no_bit_with(options):
     params = parameters(torch.bfloat16)
@@ -429,17 +448,17 @@ def halve_from_ten(t):
     return 2.0 if t < 10 else 1.5
 
 
-@either_path
-def test_functions_stay_out_of_the_checkpoint_and_survive_loading(foreach):
+@unfused_path  # the fused kernels take no functions
+def test_functions_stay_out_of_the_checkpoint_and_survive_loading(path):
     functions = {"project": Box(-1.0, 1.0), "statistic": square, "growth": halve_from_ten}
     params = parameters()
-    optimizer = Anon(params, foreach=foreach, **functions)
+    optimizer = Anon(params, **path, **functions)
     train(params, optimizer, range(1, 6))
     entries = optimizer.state_dict()["param_groups"][0]
     assert not any(callable(value) for value in entries.values())
     assert optimizer.param_groups[0]["project"] is functions["project"]
 
-    resumed = loaded(saved(params, optimizer), foreach=foreach, **functions)
+    resumed = loaded(saved(params, optimizer), **path, **functions)
     group = resumed[1].param_groups[0]
     assert {key: group[key] for key in functions} == functions
     train(params, optimizer, range(6, 20))
@@ -456,13 +475,13 @@ def model_of(dtype=torch.float32):
 
 
 @every_gamma
-@either_path
+@every_path
 @pytest.mark.parametrize("decay", DECAYS, ids=str)
-def test_a_dummy_step_moves_and_poisons_nothing(gamma, foreach, decay):
+def test_a_dummy_step_moves_and_poisons_nothing(gamma, path, decay):
     params, twins = parameters(), parameters()
     before = [p.detach().clone() for p in params]
     # The clip depends on m_hat, whose bias correction a dummy step does change.
-    options = {"gamma": gamma, "foreach": foreach, "lr": 0.01, "guard": Guard(clip=math.inf), **decay}
+    options = {"gamma": gamma, **path, "lr": 0.01, "guard": Guard(clip=math.inf), **decay}
     optimizer, plain = Anon(params, **options), Anon(twins, **options)
     _init_optim_state(optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.01
@@ -484,24 +503,28 @@ def test_a_dummy_step_moves_and_poisons_nothing(gamma, foreach, decay):
 
 
 @every_gamma
+@every_path
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("total_steps", [None, 7])
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
-def test_a_distributed_checkpoint_resumes_exactly(gamma, dtype, flat):
+def test_a_distributed_checkpoint_resumes_exactly(gamma, path, dtype, total_steps, flat):
+    options = {"gamma": gamma, "lr": 0.01, "total_steps": total_steps, **path}
     layout = StateDictOptions(flatten_optimizer_state_dict=flat)
     model = model_of(dtype)
-    optimizer = Anon(model.parameters(), gamma=gamma, lr=0.01)
+    optimizer = Anon(model.parameters(), **options)
     params = list(model.parameters())
     train(params, optimizer, range(1, 6))
     checkpoint = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=layout))
 
     twin = model_of(dtype)
     twin.load_state_dict(model.state_dict())
-    resumed = Anon(twin.parameters(), gamma=gamma, lr=0.01)
+    resumed = Anon(twin.parameters(), **options)
     set_optimizer_state_dict(twin, resumed, checkpoint, options=layout)
     twins = list(twin.parameters())
     assert_same_run((twins, resumed), (params, optimizer))
-    train(params, optimizer, range(6, 20))
-    train(twins, resumed, range(6, 20))
+    end = total_steps or 20
+    train(params, optimizer, range(6, end + 1))
+    train(twins, resumed, range(6, end + 1))
     assert_same_run((twins, resumed), (params, optimizer))
 
 
@@ -596,12 +619,12 @@ def test_a_schedule_does_not_recompile(lr, backend):
 
 
 @every_gamma
-@either_path
+@every_path
 @pytest.mark.parametrize("guard", [Guard(), None], ids=["guarded", "printed"])
-def test_capturable_is_eager_across_refreshes(gamma, foreach, guard):
+def test_capturable_is_eager_across_refreshes(gamma, path, guard):
     def run(capturable):
         params = parameters(torch.float64)
-        optimizer = Anon(params, gamma=gamma, foreach=foreach, capturable=capturable, guard=guard, growth=1.5)
+        optimizer = Anon(params, gamma=gamma, **path, capturable=capturable, guard=guard, growth=1.5)
         train(params, optimizer, range(1, 41))
         return params, optimizer
 
@@ -633,9 +656,10 @@ def test_autograd_sees_through_a_differentiable_step(gamma, after):
 
 
 @every_gamma
-def test_a_skipped_step_of_grad_scaler_does_not_move_the_clock(gamma):
+@every_path
+def test_a_skipped_step_of_grad_scaler_does_not_move_the_clock(gamma, path):
     params, twins = parameters(), parameters()
-    scaled, plain = Anon(params, gamma=gamma), Anon(twins, gamma=gamma)
+    scaled, plain = Anon(params, gamma=gamma, **path), Anon(twins, gamma=gamma, **path)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
     for t in range(1, 10):
         set_gradients(twins, t)
@@ -652,13 +676,13 @@ def test_a_skipped_step_of_grad_scaler_does_not_move_the_clock(gamma):
     assert_same_run((params, scaled), (twins, plain))
 
 
-@either_path
+@every_path
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("steps_before", [0, 3])
-def test_a_non_finite_gradient_can_be_an_error_that_writes_nothing(foreach, bad, steps_before):
+def test_a_non_finite_gradient_can_be_an_error_that_writes_nothing(path, bad, steps_before):
     params = parameters()
     groups = [{"params": params[:1]}, {"params": params[1:], "guard": Guard(error_if_nonfinite=True)}]
-    optimizer = Anon(groups, weight_decay=0.1, foreach=foreach)
+    optimizer = Anon(groups, weight_decay=0.1, **path)
     train(params, optimizer, range(1, steps_before + 1))
     before = copy.deepcopy(([p.detach() for p in params], optimizer.state_dict()))
     set_gradients(params, 4)
@@ -673,11 +697,11 @@ def test_a_non_finite_gradient_can_be_an_error_that_writes_nothing(foreach, bad,
 
 
 @every_gamma
-@either_path
+@every_path
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_bad_gradient_spoils_its_own_coordinate_only(gamma, foreach, bad):
+def test_a_bad_gradient_spoils_its_own_coordinate_only(gamma, path, bad):
     (p,) = params = parameters(shapes=((6,),))
-    optimizer = Anon(params, lr=0.1, gamma=gamma, foreach=foreach)
+    optimizer = Anon(params, lr=0.1, gamma=gamma, **path)
     train(params, optimizer, [1, 2])
     set_gradients(params, 3)
     p.grad[2] = bad
@@ -788,11 +812,11 @@ def test_a_tensor_that_is_no_leaf_is_torchs_error():
         Anon([parameters()[0] * 2])
 
 
-@either_path
-def test_sparse_gradients_are_an_error_that_writes_nothing(foreach):
+@every_path
+def test_sparse_gradients_are_an_error_that_writes_nothing(path):
     table = torch.nn.Embedding(5, 3, sparse=True)
     before = table.weight.detach().clone()
-    optimizer = Anon(table.parameters(), foreach=foreach)
+    optimizer = Anon(table.parameters(), **path)
     table(torch.tensor([1, 3])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse"):
         optimizer.step()

@@ -63,6 +63,20 @@ def test_finite_gradients_give_finite_parameters(path, dtype, gamma, growth, bet
             assert (seen >= torch.finfo(torch.float32).tiny).all()
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("gamma", "limit"), [(8.0, "max"), (-8.0, "tiny")])
+def test_the_preconditioner_stays_in_the_normal_range(gamma, limit, path):
+    """1e-6 to the power -+8 is none of float32's numbers; 0 would mean unseen. Set by a refresh, then by a touch."""
+    p = torch.nn.Parameter(torch.zeros(2))
+    opt = Anon([p], lr=1e-30, gamma=gamma, guard=Guard(clip=math.inf, floor=0.0), **PATHS[path])
+    for t in range(1, 4):
+        p.grad = torch.tensor([1e-6, 1e-6 * (t >= 3)])
+        opt.step()
+    expected = getattr(torch.finfo(torch.float32), limit)
+    assert opt.state[p]["preconditioner"].tolist() == [expected, expected]
+    assert torch.isfinite(p).all()
+
+
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     path=st.sampled_from(sorted(PATHS)),

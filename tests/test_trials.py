@@ -190,10 +190,17 @@ def test_rows_first_seen_late_are_learnt(gamma, lrs, most):
 # 3. Where rows or pixels are often without gradient: an embedding under Zipf's law, an MLP on digits.
 
 
-@pytest.mark.parametrize(("kind", "seeds"), [(ZipfBags, 3), (Digits, 5)])
-def test_default_reaches_adamw_within_a_point(kind, seeds):
-    # On the same seeds 0.6 +- 0.1 points more error on the bags, 0.2 +- 0.15 on digits.
-    lrs = (3e-3, 1e-2, 3e-2)
+@pytest.mark.parametrize(
+    ("kind", "lrs", "seeds"),
+    [
+        (ZipfBags, (1e-2, 3e-2), 3),
+        (Digits, (3e-3, 1e-2, 3e-2), 5),
+        pytest.param(ZipfBags, (3e-3, 1e-2, 3e-2), 8, marks=pytest.mark.slow),
+    ],
+)
+def test_default_reaches_adamw_within_a_point(kind, lrs, seeds):
+    # More error than AdamW on the same seed, in points: 0.6 on the bags (standard deviation between seeds 0.2 at
+    # gamma 1, 0.3 at 1.1), 0.2 on digits (0.4).
     adamw = tuned(kind, AdamW, lrs, seeds, schedule=cosine)
     for gamma in (1.0, 1.1):
         assert tuned(kind, partial(Anon, gamma=gamma), lrs, seeds, schedule=cosine) < adamw + 1
@@ -289,7 +296,7 @@ def test_no_step_is_larger_than_lr_times_r(kind, gamma):
 
 @pytest.mark.parametrize(("kind", "ratio"), [(LowRank, 1.0), (FewWords, 1.1)])
 def test_fine_tuning_reaches_adamw(kind, ratio):
-    # Measured at gamma 1 and 1.1: 0.7 and 0.8 of AdamW's loss, and 1.03 and 0.87, to 0.02 with five seeds.
+    # Means of 20 seeds, gamma 1 and 1.1: 0.7 and 0.8 of AdamW's loss on LowRank, 1.03 and 0.86 on FewWords.
     lrs = (1e-2, 3e-2, 1e-1)
     adamw = tuned(kind, AdamW, lrs, seeds=5)
     for gamma in (1.0, 1.1):
@@ -311,7 +318,7 @@ def test_fine_tuning_reaches_adamw(kind, ratio):
         (FewWords, 1.1, 3e-2),
     ],
 )
-def test_fine_tuning_halves_the_loss_and_never_blows_up(kind, gamma, lr):
+def test_fine_tuning_makes_progress_and_never_blows_up(kind, gamma, lr):
     for seed in range(5):
         run = train(kind(seed), partial(Anon, gamma=gamma), lr)
         assert run.score < 0.6 * kind(seed).score()

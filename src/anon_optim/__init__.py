@@ -5,6 +5,7 @@ from anon_optim._decay import decay_groups
 from anon_optim._diagnostics import Diagnostics
 from anon_optim._options import Guard, Storage
 from anon_optim._projections import Box, HalfSpace, L2Ball, Simplex
+from anon_optim._state import state_bytes
 
 __version__ = "0.1.0"
 
@@ -18,4 +19,5 @@ __all__ = [
     "Simplex",
     "Storage",
     "decay_groups",
+    "state_bytes",
 ]

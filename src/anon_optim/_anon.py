@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch.optim.optimizer import (
     Optimizer,
     ParamsT,
@@ -28,7 +29,9 @@ from anon_optim._step import (
     StepOptions,
     accumulate_,
     end_interval_,
+    needs_s,
     preconditioned,
+    preconditioned_all,
     projected,
     read_clock,
     rule_of,
@@ -154,6 +157,7 @@ class Anon(Optimizer):
         defaults = flatten(defaults)
         check_group(defaults)
         self._plans: dict[int, Plan] = {}
+        self._said_past_total_steps = False
         super().__init__(params, defaults)
 
     @classmethod
@@ -240,6 +244,7 @@ class Anon(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plans = {}
+        self._said_past_total_steps = False
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -285,22 +290,23 @@ class Anon(Optimizer):
             peaks.append(state["peak"])
             gammas.append(state["gamma"])
             state_steps.append(state["step"])
-            # Filled here and not in the step, because torch.compile runs this function as it is.
-            refresh_tables.append(_idu.refresh_table(group["growth"], p.device))
+            # Made here and not in the step, because torch.compile runs this function as it is.
+            in_graph = group["capturable"] or TracingContext.try_get() is not None
+            refresh_tables.append(_idu.refresh_table(group["growth"], p.device) if in_graph else state["step"])
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """The parameter's state, ready for its next step."""
         state = self.state[p]
         if len(state) == 0:
             state.update(fresh_state(p, group))
-        elif is_released(state["exp_avg_sq"]) and not _idu.is_dead(
-            int(state["step"].item()), group["growth"], group["total_steps"]
-        ):
-            warnings.warn(
-                f"step {int(state['step'].item()) + 1} is past total_steps={group['total_steps']}: the second moment "
-                "was released and starts anew, as after a refresh",
-                stacklevel=2,
-            )
+        elif is_released(state["exp_avg_sq"]) and needs_s(int(state["step"].item()) + 1, group):
+            if group["total_steps"] is not None and not self._said_past_total_steps:
+                self._said_past_total_steps = True
+                warnings.warn(
+                    f"step {int(state['step'].item()) + 1} is past total_steps={group['total_steps']}: the second "
+                    "moment was released and starts anew, as after a refresh",
+                    stacklevel=2,
+                )
             state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
         return state
 
@@ -312,6 +318,7 @@ class Anon(Optimizer):
                 continue
             if _idu.is_dead(int(state["step"].item()), group["growth"], group["total_steps"]):
                 state["exp_avg_sq"] = released_moment(p)
+                state["weight"].zero_()
 
     def _step_fused(
         self, index: int, group: dict[str, Any], options: StepOptions, factor: Tensor | None, found_inf: Tensor | None
@@ -368,11 +375,14 @@ class Anon(Optimizer):
         return loss
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Refresh every preconditioner now, from the gradients seen since its last refresh.
+    def refresh(self) -> int:
+        """Refresh every preconditioner now, from the gradients collected since its last refresh.
 
         For a change that the schedule does not know of: some steps after new data, a new loss or an unfrozen part
-        of the model. The scheduled refresh times stay as they are."""
+        of the model. The scheduled refresh times stay as they are. Returns how many tensors were refreshed: those
+        that have collected nothing (right after a refresh, outside `Storage.window_tol`'s window, after the last
+        refresh of `total_steps`) stay as they are."""
+        refreshed_tensors = 0
         for group in self.param_groups:
             rule = rule_of(group)
             for p in group["params"]:
@@ -381,12 +391,14 @@ class Anon(Optimizer):
                     continue
                 v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
                 refreshed = _idu.refresh(
-                    v, s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
+                    v.to(s.dtype), s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
                 state["weight"].zero_()
+                refreshed_tensors += 1
+        return refreshed_tensors
 
     @torch.no_grad()
     def diagnostics(self) -> list[Diagnostics]:
@@ -459,7 +471,7 @@ class Anon(Optimizer):
                 bias_correction2 = torch.tensor(1 - float(saved_group["betas"][1]) ** t, dtype=s.dtype)
                 # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
                 refreshed = _idu.refresh(
-                    torch.ones_like(v), s, bias_correction2, state["scale"], state["peak"], rule, math.nan
+                    torch.ones_like(s), s, bias_correction2, state["scale"], state["peak"], rule, math.nan
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
                 s.zero_()
@@ -545,11 +557,16 @@ def _multi_tensor_anon(
         return
     torch._foreach_add_(state_steps, 1.0)
 
-    # foreach operations want one device and one dtype
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for i, param in enumerate(params):
+    # foreach operations want one device and one dtype, and one decision for all
+    clocks = [
+        read_clock(step, gamma, table, real_view(m).dtype, o)
+        for step, gamma, table, m in zip(state_steps, gammas, refresh_tables, exp_avgs, strict=True)
+    ]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, (param, clock) in enumerate(zip(params, clocks, strict=True)):
         if param.numel() > 0:
-            groups.setdefault((param.device, param.dtype), []).append(i)
+            decision = () if o.decides_on_device else (clock.due, clock.accumulate, clock.gamma)
+            groups.setdefault((param.device, param.dtype, *decision), []).append(i)
 
     for indices in groups.values():
         ps = [real_view(params[i]) for i in indices]
@@ -563,19 +580,34 @@ def _multi_tensor_anon(
 
         gs = list(torch._foreach_add(raw_grads, thetas, alpha=o.weight_decay)) if o.couples_decay else raw_grads
         torch._foreach_lerp_(ms, gs, 1 - o.beta1)
-        samples = [_idu.second_moment(o.statistic, g, m) for g, m in zip(gs, ms, strict=True)]
+        if o.statistic == "gradient":
+            samples = list(torch._foreach_mul(gs, gs))
+        else:
+            samples = [_idu.second_moment(o.statistic, g, m) for g, m in zip(gs, ms, strict=True)]
         if o.masks_samples:
             samples = [torch.where(g != 0, x, 0.0) for g, x in zip(raw_grads, samples, strict=True)]
-        step_sizes = []
-        for j, i in enumerate(indices):
-            clock = read_clock(state_steps[i], gammas[i], refresh_tables[i], vs[j].dtype, o)
-            accumulate_(clock, ss[j], weights[i], samples[j], o.beta2)
-            vs[j], scale, peak = preconditioned(
-                clock, o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], scales[i], peaks[i]
-            )
-            write_((real_view(preconditioners[i]), scales[i], peaks[i]), (vs[j], scale, peak))
-            end_interval_(clock, o.rule, ss[j], weights[i], gammas[i])
-            step_sizes.append(step_size_of(clock, scales[i], o))
+
+        if o.decides_on_device or clocks[indices[0]].due:
+            for j, i in enumerate(indices):
+                accumulate_(clocks[i], ss[j], weights[i], samples[j], o.beta2)
+                vs[j], scale, peak = preconditioned(
+                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], scales[i], peaks[i]
+                )
+                write_((real_view(preconditioners[i]), scales[i], peaks[i]), (vs[j], scale, peak))
+                end_interval_(clocks[i], o.rule, ss[j], weights[i], gammas[i])
+        else:
+            if clocks[indices[0]].accumulate:
+                torch._foreach_mul_(ss, o.beta2)
+                torch._foreach_add_(ss, samples, alpha=1 - o.beta2)
+                torch._foreach_mul_([weights[i] for i in indices], o.beta2)
+                torch._foreach_add_([weights[i] for i in indices], 1 - o.beta2)
+            of_group = ([clocks[i] for i in indices], [scales[i] for i in indices], [peaks[i] for i in indices])
+            guarded = preconditioned_all(*of_group, o.rule, raw_grads, samples, ms, vs)
+            for i, before, after in zip(indices, vs, guarded, strict=True):
+                if after is not before:
+                    real_view(preconditioners[i]).copy_(after)
+            vs = guarded
+        step_sizes = [step_size_of(clocks[i], scales[i], o) for i in indices]
         del samples, gs, raw_grads  # so that the peak is one list of intermediates lower
 
         if o.decouples_decay:

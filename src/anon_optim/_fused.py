@@ -7,7 +7,6 @@ and sent again; the rest stays, so that the host's share of a step does not grow
 import functools
 import importlib.util
 import operator
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from anon_optim import _idu
 from anon_optim._idu import Rule
 from anon_optim._state import is_released, packed_state, released_moment
-from anon_optim._step import StepOptions, projected
+from anon_optim._step import StepOptions, needs_s, projected
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 512
@@ -84,7 +83,7 @@ def uses_fused(group: dict[str, Any]) -> bool:
 @functools.cache
 def backend(device_type: str) -> "Launch | None":
     """The kernels for a kind of device, or None where it has none."""
-    if device_type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+    if device_type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return None
         from anon_optim._fused_cuda import launch
@@ -106,9 +105,17 @@ def is_eligible(p: Tensor) -> bool:
         and p.numel() > 0
         and p.dtype in DTYPES
         and grad.dtype in DTYPES
+        and grad.layout == torch.strided
         and grad.stride() == p.stride()
         and is_dense(p)
     )
+
+
+def has_layout_of(p: Tensor, state: dict[str, Tensor]) -> bool:
+    """Whether the state lies in memory as the parameter does; after a load or a change of memory format it may not."""
+    s = state["exp_avg_sq"]
+    kept = (state["exp_avg"], state["preconditioner"], *(() if is_released(s) else (s,)))
+    return all(x.stride() == p.stride() for x in kept)
 
 
 class Batch:
@@ -125,6 +132,7 @@ class Batch:
         self.strides = None if all(p.is_contiguous() for p in params) else [p.stride() for p in params]
         self.kernels: dict[Any, Any] = {}
         self.void = False
+        self.released = any(is_released(state["exp_avg_sq"]) for state in states)
         self.grad_addresses: list[int] = [0] * len(params)
         device = kind.device
         m, s, v = ([state[key].data_ptr() for state in states] for key in ROWS[2:])
@@ -187,13 +195,14 @@ class Plan:
     """A param group's parameters, sorted: batches, those that need another path, and those without a gradient."""
 
     def __init__(self, group: dict[str, Any], state_of: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self.group = group
         self.idle = [p for p in group["params"] if p.grad is None]
         active = [p for p in group["params"] if p.grad is not None]
         kinds: dict[Kind, list[Tensor]] = {}
         self.rest: list[Tensor] = []
         for p in active:
             state = state_of(p)
-            if is_eligible(p):
+            if is_eligible(p) and has_layout_of(p, state):
                 kinds.setdefault(self._kind(p, state, group), []).append(p)
             else:
                 self.rest.append(p)
@@ -219,8 +228,12 @@ class Plan:
         return (
             all(p.grad is None for p in self.idle)
             and all(p.grad is not None for p in self.rest)
-            and all(batch.follow() and batch.is_uniform() for batch in self.batches)
+            and all(batch.follow() and batch.is_uniform() and not self._misses_s(batch) for batch in self.batches)
         )
+
+    def _misses_s(self, batch: Batch) -> bool:
+        """Whether a released s is needed again: the run goes on past its known end, or growth was changed."""
+        return batch.released and needs_s(int(batch.steps.max().item()) + 1, self.group)
 
 
 def step_batch(batch: Batch, o: StepOptions, factor: Tensor | None, found_inf: Tensor | None) -> None:
@@ -231,6 +244,8 @@ def step_batch(batch: Batch, o: StepOptions, factor: Tensor | None, found_inf: T
         _step_by_device_clock(batch, o, launch, factor, found_inf)
     else:
         _step_by_host_clock(batch, o, launch, factor)
+    # As torch's own in-place operations do, so that a backward through the old values is an error.
+    torch.autograd.graph.increment_version(batch.params)
     if o.project is not None:
         for p, state in zip(batch.params, batch.states, strict=True):
             v = state["preconditioner"].to(torch.float32)

@@ -13,10 +13,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef TILE
-#define TILE 512
-#endif
+#define TILE 128
 #define BLOCK 2048 /* sums are taken over so many elements */
+#define GRAIN 1024 /* a thread takes at most so many blocks at a time */
 #define LANES 16
 #define SERIAL 32768 /* with fewer elements, waking other threads takes longer than the step */
 #define INLINE static inline __attribute__((always_inline))
@@ -24,6 +23,11 @@
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
 enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, CLOCK_COLUMNS = 8 };
+
+/* Total, count and maximum of s over one block, where it is positive and finite. */
+typedef struct {
+    double total, count, largest;
+} Sums;
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
 
@@ -35,7 +39,7 @@ typedef struct {
     float *scales, *peaks;      /* of each tensor */
     const float *weights;       /* of each tensor; unused with a clock */
     const float *clock;         /* NULL: the host decides */
-    double *sums;               /* total, count and maximum of sigma, for each block; for a refresh */
+    Sums *sums;                 /* of each block, for a refresh */
     double *means;              /* of sigma, for each tensor */
     Parallel parallel;          /* GOMP_parallel, or NULL */
     int64_t n_tensors, n_elements, grain, next;
@@ -187,51 +191,63 @@ static float mixed_scale(float scale, double sigma, const Step *x, int changed) 
     return clamp(sqrt(r2), FLT_MIN, FLT_MAX);
 }
 
-/* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. */
+/* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. Each loop below brings in one or two
+   of them and finds the others in the cache, because memory serves few streams at a time better than many. */
 
 INLINE float sample_of(float raw, float grad, float m, int belief, int masked) {
     float x = belief ? grad - m : grad;
     return masked && raw == 0 ? 0 : x * x;
 }
 
-/* m and s; returns whether some v has to change: one unseen that has a gradient, or one beyond the clip. */
-INLINE int moments(int n, const float *restrict p, const float *restrict g, float *restrict m, float *restrict s,
-                   const float *restrict v, const Step *x, float watch, int accumulate, int coupled, int belief,
-                   int masked) {
-    float factor = x->factor, lerp = 1 - x->beta1, beta2 = x->beta2, lerp2 = 1 - x->beta2, decay = x->weight_decay;
-    int32_t found = 0;
+/* m <- beta1 m + (1 - beta1) g */
+INLINE void average(int n, const float *restrict p, const float *restrict g, float *restrict m, const Step *x,
+                    int coupled) {
+    float factor = x->factor, lerp = 1 - x->beta1, decay = x->weight_decay;
     for (int i = 0; i < n; i++) {
-        float raw = g[i] * factor;
-        float grad = coupled ? raw + decay * p[i] : raw;
-        float now = m[i] + (grad - m[i]) * lerp;
-        m[i] = now;
-        if (accumulate) s[i] = s[i] * beta2 + sample_of(raw, grad, now, belief, masked) * lerp2;
-        float size = fabsf(now);
-        size = size > FLT_MIN ? size : FLT_MIN;
-        found |= (v[i] * size > watch) | ((v[i] == 0) & (raw != 0));
+        float grad = g[i] * factor;
+        if (coupled) grad += decay * p[i];
+        m[i] += (grad - m[i]) * lerp;
     }
-    return found;
 }
 
-#define MOMENTS(accumulate, coupled, belief) \
-    return moments(n, p, g, m, s, v, x, watch, accumulate, coupled, belief, x->masked)
-
-static int any_moments(int n, const float *p, const float *g, float *m, float *s, const float *v, const Step *x,
-                       float watch, int accumulate) {
-    if (!x->coupled && !x->belief) {
-        if (accumulate) return moments(n, p, g, m, s, v, x, watch, 1, 0, 0, 0);
-        return moments(n, p, g, m, s, v, x, watch, 0, 0, 0, 0);
+/* s <- beta2 s + (1 - beta2) sample */
+INLINE void accumulate(int n, const float *restrict p, const float *restrict g, const float *restrict m,
+                       float *restrict s, const Step *x, int coupled, int belief, int masked) {
+    float factor = x->factor, beta2 = x->beta2, lerp = 1 - x->beta2, decay = x->weight_decay;
+    for (int i = 0; i < n; i++) {
+        float raw = g[i] * factor, grad = coupled ? raw + decay * p[i] : raw;
+        s[i] = s[i] * beta2 + sample_of(raw, grad, m[i], belief, masked) * lerp;
     }
-    if (!x->coupled) MOMENTS(accumulate, 0, 1);
-    if (!x->belief) MOMENTS(accumulate, 1, 0);
-    MOMENTS(accumulate, 1, 1);
+}
+
+INLINE void moments(int n, const float *p, const float *g, float *m, float *s, const Step *x, int accumulates) {
+    if (x->coupled)
+        average(n, p, g, m, x, 1);
+    else
+        average(n, p, g, m, x, 0);
+    if (!accumulates) return;
+    if (x->coupled || x->belief)
+        accumulate(n, p, g, m, s, x, x->coupled, x->belief, x->masked);
+    else
+        accumulate(n, p, g, m, s, x, 0, 0, 0);
+}
+
+INLINE float size_of(float m) {
+    float size = fabsf(m);
+    return size > FLT_MIN ? size : FLT_MIN;
+}
+
+/* Whether some v has to change: one unseen that has a gradient, or one beyond the clip. */
+INLINE int32_t look(int n, const float *restrict g, const float *restrict m, const float *restrict v, float factor,
+                    float watch) {
+    int32_t found = 0;
+    for (int i = 0; i < n; i++) found |= (v[i] * size_of(m[i]) > watch) | ((v[i] == 0) & (g[i] * factor != 0));
+    return found;
 }
 
 /* v <- min(v, bound / |m|): psi itself rises, and stays risen until the next refresh. */
 INLINE float clipped(float v, float m, float bound) {
-    float size = fabsf(m);
-    size = size > FLT_MIN ? size : FLT_MIN;
-    float limit = bound / size;
+    float limit = bound / size_of(m);
     limit = limit > FLT_MIN ? limit : FLT_MIN;
     return v < limit ? v : limit;
 }
@@ -239,75 +255,101 @@ INLINE float clipped(float v, float m, float bound) {
 /* Touch and clip; returns whether some v has changed. */
 static int guard(int n, const float *restrict p, const float *restrict g, const float *restrict m, float *restrict v,
                  const Step *x, const Turn *turn) {
-    float factor = x->factor, decay = x->weight_decay;
-    int32_t unseen = 0, changed = 0;
-    if (x->touch) {
-        for (int i = 0; i < n; i++) unseen |= (v[i] == 0) & (g[i] * factor != 0);
-        for (int i = 0; i < n && unseen; i++) {
-            float raw = g[i] * factor;
-            if (v[i] != 0 || raw == 0) continue;
-            float grad = x->coupled ? raw + decay * p[i] : raw;
-            double sigma = sample_of(raw, grad, m[i], x->belief, 0) + x->eps;
-            v[i] = clamp(power_of(sigma, -turn->gamma / 2), FLT_MIN, FLT_MAX);
-        }
+    float factor = x->factor, decay = x->weight_decay, bound = turn->bound;
+    int32_t changed = 0;
+    for (int i = 0; i < n && x->touch; i++) {
+        float raw = g[i] * factor;
+        if (v[i] != 0 || raw == 0) continue;
+        float grad = x->coupled ? raw + decay * p[i] : raw;
+        double sigma = sample_of(raw, grad, m[i], x->belief, 0) + x->eps;
+        v[i] = clamp(power_of(sigma, -turn->gamma / 2), FLT_MIN, FLT_MAX);
+        changed = 1;
     }
     for (int i = 0; i < n; i++) {
-        float now = clipped(v[i], m[i], turn->bound);
+        float now = clipped(v[i], m[i], bound);
         changed |= now != v[i];
         v[i] = now;
     }
-    return unseen | changed;
+    return changed;
 }
 
 /* theta <- decay theta - lr v m_hat */
-static void move(int n, float *restrict p, const float *restrict m, const float *restrict v, float decay,
+INLINE void move(int n, float *restrict p, const float *restrict m, const float *restrict v, float decay,
                  float step_size) {
     for (int i = 0; i < n; i++) p[i] = p[i] * decay - v[i] * m[i] * step_size;
 }
 
-/* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later; then the clip. */
-static void refresh(int n, const float *restrict m, float *restrict s, float *restrict v, const Step *x,
-                    const Turn *turn) {
-    double gamma = x->new_gamma, beta3 = x->beta3, least = x->floor * turn->mean;
-    int keeps_unseen = x->touch, changed = turn->changed;
-    if (gamma == 0) {
-        for (int i = 0; i < n; i++) v[i] = 1;
-        memset(s, 0, n * sizeof(float));
-        return;
-    }
+/* A step between refreshes; returns whether some v has changed. */
+INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn) {
+    moments(n, p, g, m, s, x, turn->accumulate);
+    int changed = look(n, g, m, v, x->factor, turn->watch) && guard(n, p, g, m, v, x, turn);
+    move(n, p, m, v, turn->decay, turn->step_size);
+    return changed;
+}
+
+/* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later; then the clip. With v = psi^-1
+   the latter is v <- v / sqrt(beta3 + (1 - beta3) sigma^gamma v^2). In s of an unseen coordinate there is one sample. */
+INLINE void recursion(int n, const float *restrict m, const float *restrict s, float *restrict v, const Step *x,
+                      const Turn *turn, int is_adam) {
+    double gamma = x->new_gamma, beta3 = x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
+    double least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
+    float bound = turn->bound, kept = turn->changed ? 0 : 1;
+    int waits = x->touch;
     for (int i = 0; i < n; i++) {
-        double old = changed ? 0 : v[i];
-        double sigma = s[i] * turn->inverse_weight + x->eps;
-        double psi2 = power_of(sigma > least ? sigma : least, gamma);
-        double mixed = beta3 / (old * old) + (1 - beta3) * psi2;
-        double now = clamp(1 / sqrt(old == 0 ? psi2 : mixed), FLT_MIN, FLT_MAX);
+        float old = v[i] * kept;
+        double sigma = s[i] * (v[i] == 0 ? one_sample : inverse_weight) + eps;
+        sigma = sigma > least ? sigma : least;
+        double fresh = is_adam ? clamp(sigma, FLT_MIN, FLT_MAX) : power_of(sigma, gamma);
+        double top = old == 0 ? 1 : old;
+        double bottom = old == 0 ? fresh : beta3 + (1 - beta3) * fresh * top * top;
+        float now = clamp(top / sqrt(bottom), FLT_MIN, FLT_MAX);
         int taught = (s[i] > 0) & (s[i] <= FLT_MAX);
-        v[i] = clipped(keeps_unseen & !taught ? old : now, m[i], turn->bound);
+        v[i] = clipped(waits & !taught ? old : now, m[i], bound);
     }
+}
+
+static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn) {
+    if (x->new_gamma == 0)
+        for (int i = 0; i < n; i++) v[i] = 1;
+    else if (x->new_gamma == 1)
+        recursion(n, m, s, v, x, turn, 1);
+    else
+        recursion(n, m, s, v, x, turn, 0);
     memset(s, 0, n * sizeof(float));
 }
 
-/* Total, count and maximum of sigma = s/w + eps where s > 0, over one block. */
-static void sum_block(int n, const float *s, double inverse_weight, double eps, double *out) {
-    double total[LANES] = {0}, count[LANES] = {0}, largest[LANES] = {0};
-    for (int i = 0; i < n; i += LANES) {
-        int width = n - i < LANES ? n - i : LANES;
-        float part[LANES] = {0};
-        memcpy(part, s + i, width * sizeof(float));
-        for (int j = 0; j < LANES; j++) {
-            int taught = (part[j] > 0) & (part[j] <= FLT_MAX);
-            double sigma = taught ? part[j] * inverse_weight + eps : 0;
-            total[j] += sigma;
-            count[j] += taught ? 1 : 0;
-            largest[j] = largest[j] > sigma ? largest[j] : sigma;
-        }
-    }
-    out[0] = out[1] = out[2] = 0;
+typedef struct {
+    double total[LANES];
+    float largest[LANES];
+    int32_t count[LANES];
+} Lanes;
+
+INLINE void add_lanes(const float *s, Lanes *lanes) {
     for (int j = 0; j < LANES; j++) {
-        out[0] += total[j];
-        out[1] += count[j];
-        out[2] = out[2] > largest[j] ? out[2] : largest[j];
+        int taught = (s[j] > 0) & (s[j] <= FLT_MAX);
+        float x = taught ? s[j] : 0;
+        lanes->total[j] += x;
+        lanes->count[j] += taught;
+        lanes->largest[j] = lanes->largest[j] > x ? lanes->largest[j] : x;
     }
+}
+
+static Sums sum_block(int n, const float *s) {
+    Lanes lanes = {{0}, {0}, {0}};
+    int whole = n - n % LANES;
+    for (int i = 0; i < whole; i += LANES) add_lanes(s + i, &lanes);
+    if (whole < n) {
+        float rest[LANES] = {0};
+        memcpy(rest, s + whole, (n - whole) * sizeof(float));
+        add_lanes(rest, &lanes);
+    }
+    Sums sums = {0, 0, 0};
+    for (int j = 0; j < LANES; j++) {
+        sums.total += lanes.total[j];
+        sums.count += lanes.count[j];
+        sums.largest = sums.largest > lanes.largest[j] ? sums.largest : lanes.largest[j];
+    }
+    return sums;
 }
 
 /* Tensors. */
@@ -365,13 +407,12 @@ static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i
     int changed = 1;
     if (turn->due) {
         refresh(n, m, s, v, x, turn);
+        move(n, p, m, v, turn->decay, turn->step_size);
     } else {
         if (g == g_copy) widen(g_at, g, n, x->grad_dtype);
-        changed = any_moments(n, p, g, m, s, v, x, turn->watch, turn->accumulate);
-        changed = changed && guard(n, p, g, m, v, x, turn);
+        changed = n == TILE ? plain(TILE, p, g, m, s, v, x, turn) : plain(n, p, g, m, s, v, x, turn);
     }
     if (changed && v == v_copy) narrow(v, v_at, n, x->preconditioner_dtype);
-    move(n, p, m, v, turn->decay, turn->step_size);
     if (p == p_copy) store_param(x, tensor, i, n, p, p_at);
 }
 
@@ -383,7 +424,7 @@ static void moments_tile(const Step *x, int64_t tensor, int64_t i, int n) {
     float *p = x->param_dtype == FLOAT32 ? p_at : p_copy, *g = x->grad_dtype == FLOAT32 ? g_at : g_copy;
     if (p == p_copy && x->coupled) widen(p_at, p, n, x->param_dtype);
     if (g == g_copy) widen(g_at, g, n, x->grad_dtype);
-    any_moments(n, p, g, m, s, g, x, INFINITY, 1); /* nobody looks at v yet */
+    moments(n, p, g, m, s, x, 1);
 }
 
 /* Blocks `begin` to `end` of a tensor. */
@@ -399,13 +440,12 @@ static void step_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t en
 
 static void moments_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t end) {
     if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
-    double weight = x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
     for (int64_t b = begin; b < end; b++) {
         int64_t start = b * BLOCK, left = x->numels[tensor] - start;
         int n = left < BLOCK ? left : BLOCK;
         for (int i = 0; i < n; i += TILE) moments_tile(x, tensor, start + i, n - i < TILE ? n - i : TILE);
         const float *s = element(x, EXP_AVG_SQ, tensor, start, FLOAT32);
-        sum_block(n, s, 1 / weight, x->eps, x->sums + 3 * (x->first_block[tensor] + b));
+        x->sums[x->first_block[tensor] + b] = sum_block(n, s);
     }
 }
 
@@ -413,14 +453,15 @@ static void moments_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t
 static void scales_of(const Step *x, int64_t tensor) {
     if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
     int changed = x->clock ? x->clock[tensor * CLOCK_COLUMNS + CHANGED] != 0 : x->changed;
+    double weight = x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
     double total = 0, count = 0, largest = 0;
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) {
-        const double *sums = x->sums + 3 * b;
-        total += sums[0];
-        count += sums[1];
-        largest = largest > sums[2] ? largest : sums[2];
+        total += x->sums[b].total;
+        count += x->sums[b].count;
+        largest = largest > x->sums[b].largest ? largest : x->sums[b].largest;
     }
-    double mean = x->means[tensor] = count > 0 ? total / count : 0;
+    double mean = x->means[tensor] = count > 0 ? total / count / weight + x->eps : 0;
+    largest = count > 0 ? largest / weight + x->eps : 0;
     x->scales[tensor] = mixed_scale(x->scales[tensor], mean, x, changed);
     x->peaks[tensor] = mixed_scale(x->peaks[tensor], largest, x, changed);
 }
@@ -449,7 +490,7 @@ static void share(Step *x, void (*worker)(void *)) {
     int alone = !x->parallel || x->threads < 2 || x->n_elements < SERIAL;
     int64_t fair = x->first_block[x->n_tensors] / (16 * x->threads);
     x->next = 0;
-    x->grain = fair < 1 ? 1 : fair < 32 ? fair : 32;
+    x->grain = fair < 1 ? 1 : fair < GRAIN ? fair : GRAIN;
     if (alone)
         worker(x);
     else

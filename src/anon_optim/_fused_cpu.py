@@ -5,6 +5,7 @@ was made from and what it holds, so that neither an old nor a damaged one is eve
 step is an argument; nothing is compiled twice.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from anon_optim._fused import Batch, Launch, Numbers
 
 SOURCE = Path(__file__).with_suffix(".c")
 COMPILERS = ("cc", "gcc", "clang", "c++", "g++", "clang++")
-FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 TUNINGS = (("-march=native",), ("-mcpu=native",), ())
 """Tried in this order: not every compiler knows every spelling."""
 
@@ -61,7 +63,10 @@ class Arguments(ctypes.Structure):
 def _cache_folder() -> Path:
     if folder := os.environ.get("ANON_OPTIM_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anon_optim"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "anon_optim"
+    except RuntimeError:  # no home
+        return Path(os.devnull) / "nowhere"
 
 
 def _compilers() -> Iterator[list[str]]:
@@ -81,10 +86,11 @@ def _processor() -> bytes:
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
-        lines = []
+        lines = [platform.processor().encode()]
     names = (b"model name", b"flags", b"Features", b"CPU part")
-    known = sorted({line for line in lines if line.startswith(names)})
-    return b"\n".join([platform.platform().encode(), *known])
+    return b"\n".join(
+        [f"{sys.platform} {platform.machine()}".encode(), *sorted({x for x in lines if x.startswith(names)})]
+    )
 
 
 def _version(compiler: list[str]) -> bytes:
@@ -124,38 +130,38 @@ def _cached(folder: Path, made_from: str, made_by: str) -> ctypes.CDLL | None:
     return None
 
 
+def _workshop(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A private folder in the cache, or elsewhere if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=folder)
+    except OSError:
+        return tempfile.TemporaryDirectory(prefix="anon_optim-", ignore_cleanup_errors=True)
+
+
 def _built(folder: Path, made_from: str, compiler: list[str], made_by: str) -> ctypes.CDLL:
-    """A new library, moved into the folder in one piece: another process may be about to load the same."""
-    with tempfile.TemporaryDirectory(dir=folder) as workshop:
-        draft = Path(workshop) / "draft.so"
-        _compile(compiler, draft)
-        path = folder / f"{made_from}-{made_by}-{_digest(draft.read_bytes())}.so"
-        os.replace(draft, path)
-    return _load(path)
+    """A new library, moved into the cache in one piece: another process may be about to load the same."""
+    with _workshop(folder) as workshop:
+        path = Path(workshop) / "draft.so"
+        _compile(compiler, path)
+        with contextlib.suppress(OSError):  # then it is loaded from where it is
+            path = path.replace(folder / f"{made_from}-{made_by}-{_digest(path.read_bytes())}.so")
+        return _load(path)
 
 
-def _library_in(folder: Path) -> ctypes.CDLL:
+def _library() -> ctypes.CDLL:
+    folder = _cache_folder()
     made_from = _digest(SOURCE.read_bytes(), repr((FLAGS, TUNINGS)).encode(), _processor())
     reasons = []
     for compiler in _compilers():
         try:
             made_by = _digest(shlex.join(compiler).encode(), _version(compiler))
             return _cached(folder, made_from, made_by) or _built(folder, made_from, compiler, made_by)
-        except (NoLibrary, AttributeError, subprocess.SubprocessError) as reason:
+        except (NoLibrary, OSError, AttributeError, subprocess.SubprocessError) as reason:
             reasons.append(str(reason))
     if (library := _cached(folder, made_from, "*")) is not None:  # made when there was a compiler
         return library
-    raise NoLibrary("; ".join(reasons) or "no C compiler was found")
-
-
-def _library() -> ctypes.CDLL:
-    try:
-        folder = _cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        return _library_in(folder)
-    except (OSError, RuntimeError):  # no home, or nothing can be written there
-        with tempfile.TemporaryDirectory(prefix="anon_optim-", ignore_cleanup_errors=True) as folder:
-            return _library_in(Path(folder))
+    raise NoLibrary("; ".join(reasons) or "none was found")
 
 
 # Running.
@@ -218,17 +224,17 @@ def compiled_launch() -> Launch | None:
         step = _library().anon_step
     except NoLibrary as reason:
         warnings.warn(
-            f"fused=True on the CPU needs a C compiler: {reason}. The foreach path is used instead, which gives the "
-            "same results more slowly. Install gcc or clang, or name one in the environment variable CC; or pass "
+            f"fused=True on the CPU needs a C compiler: {reason}. torch's own operations are used instead, with the "
+            "same results, more slowly. Install gcc or clang, or name one in the environment variable CC, or pass "
             "fused=False",
             stacklevel=2,
         )
         return None
 
     def launch(batch: Batch, x: Numbers, *, due: bool, clock: Tensor | None) -> None:
-        prepared = batch.kernels.get(step)
+        prepared = batch.kernels.get(_Prepared)
         if prepared is None:
-            prepared = batch.kernels[step] = _Prepared(batch)
+            prepared = batch.kernels[_Prepared] = _Prepared(batch)
         a = prepared.arguments
         _set_numbers(a, x)
         a.clock = None if clock is None else clock.data_ptr()

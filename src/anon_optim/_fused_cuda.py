@@ -339,8 +339,8 @@ def _scales_kernel(
 
 @triton.jit
 def _refresh_block(
-    p_ptr, m_ptr, s_ptr, v_ptr, unseen_ptr, start, n, decay, step_size, bound, gamma, changed, mean, weight, eps,
-    beta3, floor, seed, position,
+    p_ptr, m_ptr, s_ptr, v_ptr, unseen_ptr, start, n, decay, step_size, bound, gamma, changed, mean, weight,
+    one_minus_beta2, eps, beta3, floor, seed, position,
     TOUCH: tl.constexpr, CLIP: tl.constexpr, STOCHASTIC: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     offsets = start + tl.arange(0, BLOCK)
@@ -350,7 +350,9 @@ def _refresh_block(
     s = _load(s_ptr, offsets, mask, FULL)
     v = _load(v_ptr, offsets, mask, FULL)
     _store(s_ptr, offsets, tl.zeros_like(s), mask, FULL)
-    sigma = _normal(tl.maximum(s / weight + eps, floor * mean))
+    # A coordinate first seen on this very step has one sample in s; the steps before taught nothing.
+    sigma = s / tl.where(v == 0, one_minus_beta2, weight) + eps
+    sigma = _normal(tl.maximum(sigma, floor * mean))
     v = tl.where(changed != 0, 0.0, v)
     log_psi2 = _mix(-2.0 * tl.log2(_normal(v)), gamma * tl.log2(sigma), v == 0, beta3)
     refreshed = _normal(tl.exp2(-0.5 * log_psi2))
@@ -367,7 +369,7 @@ def _refresh_block(
 @triton.jit
 def _refresh_kernel(
     table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, scales, peaks, unseens,
-    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, eps, beta3, clip, floor,
+    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, beta3, clip, floor,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
     LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
@@ -401,12 +403,12 @@ def _refresh_kernel(
             position = block.to(tl.int64) * BLOCK - start
             if start + BLOCK <= n:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, eps, beta3, floor, seed, position, TOUCH, CLIP, STOCHASTIC,
-                               True, BLOCK)  # fmt: skip
+                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position, TOUCH, CLIP,
+                               STOCHASTIC, True, BLOCK)  # fmt: skip
             else:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, eps, beta3, floor, seed, position, TOUCH, CLIP, STOCHASTIC,
-                               False, BLOCK)  # fmt: skip
+                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position, TOUCH, CLIP,
+                               STOCHASTIC, False, BLOCK)  # fmt: skip
         block += tl.num_programs(0)
 
 
@@ -500,7 +502,7 @@ def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     _run(
         _refresh_kernel, programs, batch,
         (*tensors, clock_ptr, any_due, seed, means, weights, batch.scales, batch.peaks, batch.unseens, n_tensors,
-         n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, eps, beta3, float(rule.clip),
+         n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps, beta3, float(rule.clip),
          float(rule.floor)),
         {**dtypes, **update},
     )  # fmt: skip

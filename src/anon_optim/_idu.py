@@ -29,6 +29,7 @@ class Rule(NamedTuple):
 
     gamma: float
     eps: float
+    beta2: float
     beta3: float
     clip: float
     floor: float
@@ -120,7 +121,7 @@ def refresh_table(growth: Growth, device: torch.device) -> Tensor:
 
 def next_use_on_device(step: Tensor, table: Tensor) -> Tensor:
     """The first refresh time that is not before `step`."""
-    return table.take(torch.searchsorted(table, step.to(table.dtype)))
+    return torch.where(table >= step.unsqueeze(-1), table, math.inf).amin(-1)
 
 
 def accumulates_on_device(step: Tensor, next_use: Tensor, window: float, total_steps: int | None) -> Tensor:
@@ -186,6 +187,8 @@ def refresh(
     v: Tensor, s: Tensor, w: Tensor, scale: Tensor, peak: Tensor, rule: Rule, gamma_before: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The preconditioner and the scales after a refresh from `s` and `w`."""
+    # A coordinate first seen on this very step has one sample in s; the steps before taught nothing.
+    first_seen = v == 0
     changed = gamma_before != rule.gamma
     # What was made with another gamma is worth nothing: the recursion starts anew.
     v, scale, peak = (pick(changed, torch.zeros_like(x), x) for x in (v, scale, peak))
@@ -196,6 +199,7 @@ def refresh(
     if rule.gamma == 0:
         return torch.ones_like(v), scale, peak
 
+    sigma = torch.where(first_seen, s / (1 - rule.beta2) + rule.eps, sigma)
     if rule.floor > 0:
         sigma = torch.maximum(sigma, rule.floor * mean)
     log_psi2 = _mix(-2 * _log(v), rule.gamma * _log(sigma), rule.beta3, v == 0)
@@ -230,3 +234,13 @@ def sticky_clip(v: Tensor, exp_avg: Tensor, bound: Tensor) -> Tensor:
     Clamping the update instead would cut rare large gradients short and bias the method."""
     tiny = torch.finfo(v.dtype).tiny
     return torch.minimum(v, (bound / exp_avg.abs().clamp(min=tiny)).clamp(min=tiny))
+
+
+def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[Tensor]) -> list[Tensor]:
+    """`sticky_clip` of several tensors at once."""
+    tiny = torch.finfo(vs[0].dtype).tiny
+    sizes = torch._foreach_abs(exp_avgs)
+    torch._foreach_clamp_min_(sizes, tiny)
+    limits = torch._foreach_div(bounds, sizes)
+    torch._foreach_clamp_min_(limits, tiny)
+    return list(torch._foreach_minimum(vs, limits))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _get_scalar_dtype
+from torch.optim.optimizer import Optimizer, _get_scalar_dtype
 
 _WIDER = {
     torch.bfloat16: torch.float32,
@@ -54,6 +54,20 @@ def placed(p: Tensor, group: dict[str, Any], key: str, value: Any) -> Any:
             return value.to(device=p.device, dtype=_preconditioner_dtype(p, group))
         case _:
             return value
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of memory that an optimizer's state takes, any torch optimizer's; what is shared counts once.
+
+    Anon keeps 12 bytes a parameter of four bytes or less, 8 once its second moments are released (`total_steps`), and
+    2 less with `Storage(preconditioner=torch.bfloat16)`; six scalars a tensor come on top."""
+    storages = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    }
+    return sum(storages.values())
 
 
 def _preconditioner_dtype(p: Tensor, group: dict[str, Any]) -> torch.dtype:

@@ -55,7 +55,15 @@ class StepOptions(NamedTuple):
 
 
 def rule_of(group: dict[str, Any]) -> Rule:
-    return Rule(**{name: group[name] for name in Rule._fields})
+    return Rule(
+        gamma=group["gamma"],
+        eps=group["eps"],
+        beta2=group["betas"][1],
+        beta3=group["beta3"],
+        clip=group["clip"],
+        floor=group["floor"],
+        touch=group["touch"],
+    )
 
 
 def step_options(group: dict[str, Any]) -> StepOptions:
@@ -79,6 +87,12 @@ def step_options(group: dict[str, Any]) -> StepOptions:
         capturable=group["capturable"],
         differentiable=group["differentiable"],
     )
+
+
+def needs_s(t: int, group: dict[str, Any]) -> bool:
+    """Whether step `t` adds to s."""
+    window = _idu.window(group["betas"][1], group["window_tol"])
+    return _idu.accumulates(t, group["growth"], window, group["total_steps"])
 
 
 class Clock(NamedTuple):
@@ -117,7 +131,7 @@ def accumulate_(clock: Clock, s: Tensor, w: Tensor, sample: Tensor, beta2: float
         w.mul_(beta2).add_(1 - beta2)
     elif clock.accumulate is not False:
         s.copy_(torch.where(clock.accumulate, s * beta2 + sample * (1 - beta2), s))
-        w.copy_(torch.where(clock.accumulate, w * beta2 + (1 - beta2), w))
+        w.view(1).copy_(torch.where(clock.accumulate, w * beta2 + (1 - beta2), w))
 
 
 def preconditioned(
@@ -148,6 +162,35 @@ def preconditioned(
     return v, scale, peak
 
 
+def preconditioned_all(
+    clocks: list[Clock],
+    scales: list[Tensor],
+    peaks: list[Tensor],
+    rule: Rule,
+    raw_grads: list[Tensor],
+    samples: list[Tensor],
+    exp_avgs: list[Tensor],
+    vs: list[Tensor],
+) -> list[Tensor]:
+    """`preconditioned` of several tensors at once, between refreshes and with one gamma, decided on the host."""
+    gamma = clocks[0].gamma
+    assert isinstance(gamma, float)
+    if rule.touch:
+        vs = [
+            _idu.touch(v, grad, sample, rule.eps, gamma) if _may_have_unseen(v, gamma) else v
+            for v, grad, sample in zip(vs, raw_grads, samples, strict=True)
+        ]
+    if rule.clip < math.inf and gamma > 0:
+        radii = _idu.clip_radius(torch.stack(scales), torch.stack(peaks), gamma)
+        corrections = [clock.bias_correction1 for clock in clocks]
+        if all(correction == corrections[0] for correction in corrections):
+            bounds = (rule.clip * radii * corrections[0]).unbind()
+        else:
+            bounds = [rule.clip * r * c for r, c in zip(radii.unbind(), corrections, strict=True)]
+        vs = _idu.sticky_clip_all(vs, exp_avgs, list(bounds))
+    return vs
+
+
 def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, gamma: Tensor) -> None:
     if clock.due is True:
         exp_avg_sq.zero_()
@@ -155,8 +198,8 @@ def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, 
         gamma.fill_(rule.gamma)
     elif clock.due is not False:
         exp_avg_sq.masked_fill_(clock.due, 0)
-        weight.masked_fill_(clock.due, 0)
-        gamma.masked_fill_(clock.due, rule.gamma)
+        weight.view(1).masked_fill_(clock.due, 0)
+        gamma.view(1).masked_fill_(clock.due, rule.gamma)
 
 
 def _may_have_unseen(v: Tensor, gamma: float | Tensor) -> bool:
@@ -187,4 +230,4 @@ def step_size_of(clock: Clock, scale: Tensor, o: StepOptions) -> Any:
 def write_(targets: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
     for target, value in zip(targets, values, strict=True):
         if value is not target:
-            target.copy_(value)
+            (target.view(1) if target.dim() == 0 else target).copy_(value)

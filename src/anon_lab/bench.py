@@ -1,0 +1,357 @@
+"""`anon bench`: what a step costs in time and memory, as ratios to torch's fused AdamW in the same run."""
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import SGD, AdamW, Optimizer
+
+import anon_optim
+from anon_lab.workloads import FOR_CPU, FOR_CUDA, WORKLOADS, Workload
+from anon_optim import Anon, Storage, _idu, state_bytes
+
+BASELINE = "AdamW fused"
+RUN = 100_000  # steps of the run whose mean is reported
+MID_INTERVAL = 1025.0  # a step right after a refresh (growth 2), with hundreds of plain steps ahead
+EVERY_STEP = 1 + 1e-9  # a growth that makes every step a refresh
+BF16 = Storage(preconditioner=torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    build: Callable[[list[torch.nn.Parameter]], Optimizer]
+    moved: int | None = None
+    """Bytes a float32 parameter costs in one step: each tensor read once, each changed one written once."""
+    mid_interval: bool = False
+    """Whether to start right after a refresh, so that no other comes while it is timed."""
+
+
+def _anon(name: str, moved: int, mid_interval: bool = False, **options: Any) -> Contender:
+    return Contender(name, lambda ps: Anon(ps, lr=1e-6, gamma=1.1, **options), moved, mid_interval)
+
+
+def contenders() -> list[Contender]:
+    never = math.inf
+    listed = [
+        Contender(BASELINE, lambda ps: AdamW(ps, lr=1e-6, fused=True), 28),
+        Contender("AdamW foreach", lambda ps: AdamW(ps, lr=1e-6, foreach=True)),
+        Contender("AdamW single", lambda ps: AdamW(ps, lr=1e-6, foreach=False)),
+        Contender("SGD momentum fused", lambda ps: SGD(ps, lr=1e-6, momentum=0.9, fused=True), 20),
+        _anon("Anon fused, with s", 32, mid_interval=True, fused=True),
+        _anon("Anon fused, without s", 24, fused=True, growth=never),
+        _anon("Anon fused, with s, v bf16", 30, mid_interval=True, fused=True, storage=BF16),
+        _anon("Anon fused, without s, v bf16", 22, fused=True, growth=never, storage=BF16),
+        _anon("Anon fused, printed, without s", 24, fused=True, growth=never, guard=None),
+        _anon("Anon fused, refresh", 56, fused=True, growth=EVERY_STEP),
+        _anon("Anon foreach, with s", 32, mid_interval=True, foreach=True),
+        _anon("Anon single, with s", 32, mid_interval=True, foreach=False),
+    ]
+    return listed + list(_optional())
+
+
+def _optional() -> Iterator[Contender]:
+    """Other packages' optimizers, where they are installed."""
+    try:
+        import bitsandbytes
+
+        yield Contender("bitsandbytes AdamW8bit", lambda ps: bitsandbytes.optim.AdamW8bit(ps, lr=1e-6), 18)
+    except ImportError:
+        pass
+    try:
+        from torchao.optim import AdamW8bit
+
+        yield Contender("torchao AdamW8bit", lambda ps: AdamW8bit(ps, lr=1e-6), 18)
+    except ImportError:
+        pass
+    try:
+        from apex.optimizers import FusedAdam
+
+        yield Contender("apex FusedAdam", lambda ps: FusedAdam(ps, lr=1e-6), 28)
+    except ImportError:
+        pass
+
+
+@dataclass
+class Row:
+    """One contender's figures on one workload; times in microseconds."""
+
+    name: str
+    time: float
+    ratio: float
+    host: float
+    host_ratio: float
+    bytes_moved: int | None
+    bandwidth: float | None
+    """Share of the measured copy bandwidth."""
+    state_bytes: float
+    """Bytes of state a parameter."""
+    peak_bytes: float | None
+    """Bytes a parameter allocated during a step beyond parameters, gradients and state."""
+
+
+@dataclass
+class Report:
+    device: str
+    versions: dict[str, str]
+    day: str
+    copy_bandwidth: float
+    """Bytes a second, read and written, of a large copy on this device."""
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    clipping: dict[str, dict[str, float]] = field(default_factory=dict)
+    long_run: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+class Clock:
+    """Times calls on one device: by events on CUDA, by the wall elsewhere."""
+
+    def __init__(self, device: str, repeats: int) -> None:
+        self.cuda = device == "cuda"
+        self.repeats = repeats
+
+    def __call__(self, call: Callable[[], Any]) -> float:
+        """Median microseconds of a call, its device work included."""
+        for _ in range(3):
+            call()
+        if not self.cuda:
+            return statistics.median(self._wall(call) for _ in range(self.repeats))
+        pairs = []
+        torch.cuda.synchronize()
+        for _ in range(self.repeats):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            call()
+            end.record()
+            pairs.append((begin, end))
+        torch.cuda.synchronize()
+        return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in pairs)
+
+    def host(self, call: Callable[[], Any]) -> float:
+        """Median microseconds until a call returns, the device being idle when it comes."""
+        return statistics.median(self._wall(call, wait=True) for _ in range(self.repeats))
+
+    def _wall(self, call: Callable[[], Any], wait: bool = False) -> float:
+        if wait and self.cuda:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        return (time.perf_counter() - begin) * 1e6
+
+
+def copy_bandwidth(device: str, clock: Clock) -> float:
+    source = torch.randn(2**29 if device == "cuda" else 2**25, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / (clock(lambda: target.copy_(source)) * 1e-6)
+
+
+def _prepared(contender: Contender, parameters: list[torch.nn.Parameter]) -> Optimizer:
+    optimizer = contender.build(parameters)
+    for _ in range(3):
+        optimizer.step()
+    if contender.mid_interval:
+        for p in parameters:
+            optimizer.state[p]["step"].fill_(MID_INTERVAL)
+        optimizer.step()
+    return optimizer
+
+
+def _peak(optimizer: Optimizer) -> int:
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def measure(workload: Workload, device: str, clock: Clock, bandwidth: float, log: Callable[[str], None]) -> list[Row]:
+    parameters = workload.parameters(device)
+    elements = sum(p.numel() for p in parameters)
+    saved = 4 - parameters[0].element_size()  # a narrower parameter is read and written, its gradient read
+    rows: list[Row] = []
+    for contender in contenders():
+        if len(parameters) > 1000 and "single" in contender.name:
+            continue  # seconds a step, and nobody's choice
+        try:
+            optimizer = _prepared(contender, parameters)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            log(f"  {contender.name}: left out, {str(error).splitlines()[0]}")
+            continue
+        took, host = clock(optimizer.step), clock.host(optimizer.step)
+        first = rows[0] if rows else None
+        moved = None if contender.moved is None else contender.moved - 3 * saved
+        row = Row(
+            name=contender.name,
+            time=took,
+            ratio=took / first.time if first else 1.0,
+            host=host,
+            host_ratio=host / first.host if first else 1.0,
+            bytes_moved=moved,
+            bandwidth=None if moved is None else moved * elements / (took * 1e-6) / bandwidth,
+            state_bytes=state_bytes(optimizer) / elements,
+            peak_bytes=_peak(optimizer) / elements if clock.cuda else None,
+        )
+        rows.append(row)
+        log(_line(row))
+        del optimizer
+    return rows
+
+
+def measure_clipping(workload: Workload, device: str, clock: Clock) -> dict[str, float]:
+    """clip_grad_norm_ and AdamW fused, against Anon with max_grad_norm, in microseconds."""
+    parameters = workload.parameters(device)
+    adamw = AdamW(parameters, lr=1e-6, fused=True)
+
+    def clip_and_step() -> None:
+        clip_grad_norm_(parameters, 1.0)
+        adamw.step()
+
+    times = {"clip_grad_norm_ + AdamW fused": clock(clip_and_step)}
+    adamw.state.clear()
+    for name, options, mid_interval in (("with s", {}, True), ("without s", {"growth": math.inf}, False)):
+        contender = _anon("", 0, mid_interval, fused=True, max_grad_norm=1.0, **options)
+        times[f"Anon max_grad_norm, {name}"] = clock(_prepared(contender, parameters).step)
+    return times
+
+
+def shares(steps: int, growth: float = 2.0, beta2: float = 0.999, tol: float = 2**-24) -> dict[str, float]:
+    """How the steps of a run divide into refreshes, steps that accumulate s, and steps that do not."""
+    window = _idu.window(beta2, tol)
+    refreshes = sum(_idu.is_refresh(t, growth) for t in range(1, steps + 1))
+    accumulating = sum(_idu.accumulates(t, growth, window, None) for t in range(1, steps + 1)) - refreshes
+    return {
+        "refresh": refreshes / steps,
+        "with s": accumulating / steps,
+        "without s": 1 - (refreshes + accumulating) / steps,
+    }
+
+
+def long_run(workload: Workload, device: str, rows: list[Row], measured_steps: int, clock: Clock) -> dict[str, float]:
+    """The mean step of a long run: from the parts measured above, from the paper's equation, and really run.
+
+    The paper's mean is t + C log2(T) / T: a plain step and C for each of the log2(T) refreshes. Its t is fitted to a
+    run of 1,000 steps, its C to the refresh."""
+    time_of = {row.name: row.time for row in rows}
+    parts = {
+        "refresh": time_of["Anon fused, refresh"],
+        "with s": time_of["Anon fused, with s"],
+        "without s": time_of["Anon fused, without s"],
+    }
+    share = shares(RUN)
+    figures = {
+        "parts": sum(share[name] * parts[name] for name in parts) / time_of[BASELINE],
+        "paper's equation": (parts["with s"] + (parts["refresh"] - parts["with s"]) * math.log2(RUN) / RUN)
+        / time_of[BASELINE],
+    }
+    if measured_steps:
+        optimizer = Anon(workload.parameters(device), lr=1e-6, gamma=1.1, fused=True)
+        optimizer.step()
+        if clock.cuda:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(measured_steps):
+            optimizer.step()
+        if clock.cuda:
+            torch.cuda.synchronize()
+        figures[f"measured, {measured_steps:,} steps"] = (
+            (time.perf_counter() - begin) / measured_steps * 1e6 / time_of[BASELINE]
+        )
+    return figures
+
+
+def _line(row: Row) -> str:
+    bandwidth = "" if row.bandwidth is None else f"{100 * row.bandwidth:5.0f} %"
+    moved = "" if row.bytes_moved is None else f"{row.bytes_moved:4d}"
+    peak = "" if row.peak_bytes is None else f"{row.peak_bytes:6.2f}"
+    return (
+        f"  {row.name:32s}{row.time:10.0f}{row.ratio:8.3f}{row.host:9.0f}{row.host_ratio:11.2f}"
+        f"{moved:>6s}{bandwidth:>9s}{row.state_bytes:8.2f}{peak:>8s}"
+    )
+
+
+_WIDTHS = {"us": 10, "ratio": 8, "host us": 9, "host ratio": 11, "B/par": 6, "copy bw": 9, "state B": 8, "peak B": 8}
+HEADER = " " * 34 + "".join(f"{name:>{width}s}" for name, width in _WIDTHS.items())
+
+
+def run(names: list[str], device: str, repeats: int, measured_steps: int, log: Callable[[str], None]) -> Report:
+    clock = Clock(device, repeats)
+    bandwidth = copy_bandwidth(device, clock)
+    report = Report(
+        device=torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        versions=_versions(),
+        day=date.today().isoformat(),
+        copy_bandwidth=bandwidth,
+    )
+    log(f"{report.device}; {', '.join(f'{k} {v}' for k, v in report.versions.items())}; {report.day}")
+    log(f"copy bandwidth {bandwidth / 1e12:.3f} TB/s; all ratios are to {BASELINE} in this run, medians of {repeats}")
+    for name in names:
+        workload = WORKLOADS[name]
+        sizes = [math.prod(shape) for shape in workload.shapes()]
+        log(f"\n{name}: {sum(sizes) / 1e6:.1f} M parameters in {len(sizes)} tensors, {workload.dtype}")
+        log(HEADER)
+        rows = report.rows[name] = measure(workload, device, clock, bandwidth, log)
+        clipping = report.clipping[name] = measure_clipping(workload, device, clock)
+        base = next(iter(clipping.values()))
+        for label, took in clipping.items():
+            log(f"  {label:32s}{took:10.0f}{took / base:8.3f}")
+        report.long_run[name] = long_run(workload, device, rows, measured_steps if name == names[0] else 0, clock)
+        for label, ratio in report.long_run[name].items():
+            log(f"  mean of a {RUN:,}-step run, {label}: ratio {ratio:.3f}")
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return report
+
+
+def _versions() -> dict[str, str]:
+    versions = {"torch": torch.__version__, "anon-optim": anon_optim.__version__, "Python": platform.python_version()}
+    try:
+        import triton
+
+        versions["triton"] = triton.__version__
+    except ImportError:
+        pass
+    return versions
+
+
+def save(report: Report, out: Path) -> list[Path]:
+    """bench.json, and bench.png where matplotlib is installed."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "bench.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(report), indent=1))
+    os.replace(partial, path)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return [path]
+    from anon_lab.bench_chart import draw
+
+    return [path, draw(report, out / "bench.png")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="anon bench", description=__doc__)
+    parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], help="default: those that fit this machine")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeats", type=int, default=30, help="calls timed for each median")
+    parser.add_argument("--long-run", type=int, default=0, help="steps of a real long run on the first workload")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args(arguments)
+    if options.repeats < 3 or options.long_run < 0:
+        parser.error("--repeats must be at least 3 and --long-run at least 0")
+    names: list[str] = options.workloads or list(FOR_CUDA if options.device == "cuda" else FOR_CPU)
+    report = run(names, options.device, options.repeats, options.long_run, lambda line: print(line, flush=True))
+    for path in save(report, options.out):
+        print(path)
