@@ -180,7 +180,7 @@ def measure(workload: Workload, device: str, clock: Clock, bandwidth: float, log
     saved = 4 - parameters[0].element_size()  # a narrower parameter is read and written, its gradient read
     rows: list[Row] = []
     for contender in contenders():
-        if len(parameters) > 1000 and "single" in contender.name:
+        if len(parameters) > 1000 and "fused" not in contender.name:
             continue  # seconds a step, and nobody's choice
         try:
             optimizer = _prepared(contender, parameters)
@@ -226,9 +226,9 @@ def measure_clipping(workload: Workload, device: str, clock: Clock) -> dict[str,
 
 def shares(steps: int, growth: float = 2.0, beta2: float = 0.999, tol: float = 2**-24) -> dict[str, float]:
     """How the steps of a run divide into refreshes, steps that accumulate s, and steps that do not."""
-    window = _idu.window(beta2, tol)
+    lazy = _idu.Lazy(_idu.window(beta2, tol), 1, None)
     refreshes = sum(_idu.is_refresh(t, growth) for t in range(1, steps + 1))
-    accumulating = sum(_idu.accumulates(t, growth, window, None) for t in range(1, steps + 1)) - refreshes
+    accumulating = sum(_idu.accumulates(t, growth, lazy) for t in range(1, steps + 1)) - refreshes
     return {
         "refresh": refreshes / steps,
         "with s": accumulating / steps,

@@ -41,6 +41,9 @@ from anon_optim._step import (
     write_,
 )
 
+FUNCTION = "<function>"
+"""What a state dict holds in place of a function."""
+
 
 class Anon(Optimizer):
     r"""Anon: an optimizer whose adaptivity is a real number `gamma` that the user turns.
@@ -370,7 +373,7 @@ class Anon(Optimizer):
             if (factor := factors[index]) is not None:
                 lists[1] = [grad.to(state_dtype(grad)) * factor for grad in lists[1]]
             anon(*lists, foreach=group["foreach"], options=options)
-            if not options.decides_on_device and (options.total_steps is not None or options.growth == math.inf):
+            if not options.decides_on_device and (options.lazy.total_steps is not None or options.growth == math.inf):
                 self._release_moments(remaining)
         return loss
 
@@ -413,25 +416,25 @@ class Anon(Optimizer):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, without the entries that are functions (`project`, `statistic`, `growth`): they are code."""
+        """As torch's, except that entries that are functions (`project`, `statistic`, `growth`) are code and not data:
+        in their place stands a mark, and loading keeps what the optimizer has there."""
         state_dict = super().state_dict()
         for group in state_dict["param_groups"]:
-            for key in [key for key, value in group.items() if callable(value)]:
-                del group[key]
+            group.update({key: FUNCTION for key, value in group.items() if callable(value)})
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but exact: state keeps its own precision instead of taking the parameter's, and functions
         that the state dict cannot hold stay as this optimizer has them."""
-        functions = [{k: f for k, f in group.items() if callable(f)} for group in self.param_groups]
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         loaded: dict[str, Any] = {}
 
         def remember(_: Optimizer, final: dict[str, Any]) -> None:
             loaded.update(final)
 
         def restore(_: Optimizer) -> None:
-            for saved, group, kept in zip(loaded["param_groups"], self.param_groups, functions, strict=True):
-                group.update({k: f for k, f in kept.items() if k not in saved})
+            for saved, group, kept in zip(loaded["param_groups"], self.param_groups, own, strict=True):
+                group.update({k: v for k, v in kept.items() if saved.get(k, FUNCTION) == FUNCTION})
                 for key, p in zip(saved["params"], group["params"], strict=True):
                     for name, value in loaded["state"].get(key, {}).items():
                         self.state[p][name] = placed(p, group, name, value)

@@ -115,7 +115,7 @@ def has_layout_of(p: Tensor, state: dict[str, Tensor]) -> bool:
     """Whether the state lies in memory as the parameter does; after a load or a change of memory format it may not."""
     s = state["exp_avg_sq"]
     kept = (state["exp_avg"], state["preconditioner"], *(() if is_released(s) else (s,)))
-    return all(x.stride() == p.stride() for x in kept)
+    return p.numel() == 1 or all(x.stride() == p.stride() for x in kept)
 
 
 class Batch:
@@ -274,7 +274,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
     t = int(batch.steps[0].item())
     gamma = batch.gammas[0].item()
     due = _idu.is_refresh(t, o.growth)
-    accumulate = _idu.accumulates(t, o.growth, o.window, o.total_steps)
+    accumulate = _idu.accumulates(t, o.growth, o.lazy)
     if accumulate:
         batch.weights.mul_(o.beta2).add_(1 - o.beta2)
     numbers = _numbers(
@@ -290,7 +290,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
     if due:
         batch.weights.zero_()
         batch.gammas.fill_(o.rule.gamma)
-        if _idu.is_dead(t, o.growth, o.total_steps):
+        if _idu.is_dead(t, o.growth, o.lazy.total_steps):
             for p, state in zip(batch.params, batch.states, strict=True):
                 state["exp_avg_sq"] = released_moment(p)
             batch.void = True
@@ -303,7 +303,7 @@ def _step_by_device_clock(
     steps = batch.steps.to(torch.float32)
     next_use = _idu.next_use_on_device(steps, _idu.refresh_table(o.growth, batch.kind.device))
     due = next_use == steps
-    accumulate = _idu.accumulates_on_device(steps, next_use, o.window, o.total_steps)
+    accumulate = _idu.accumulates_on_device(steps, next_use, o.lazy)
     if found_inf is not None:
         due, accumulate = due & (found_inf == 0), accumulate & (found_inf == 0)
     skipped = 0.0 if found_inf is None else found_inf

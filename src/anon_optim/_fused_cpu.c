@@ -155,7 +155,7 @@ INLINE double clamp(double x, double least, double most) {
     return x < most ? x : most;
 }
 
-/* Relative error below 1e-11, for positive normal x. */
+/* Error below 3e-11, for positive normal x. */
 INLINE double log2_of(double x) {
     uint64_t u = bits_of_double(x);
     /* Measured from sqrt(1/2), so that the mantissa lies in [sqrt(1/2), sqrt(2)). */
@@ -256,21 +256,21 @@ INLINE float clipped(float v, float m, float bound) {
 static int guard(int n, const float *restrict p, const float *restrict g, const float *restrict m, float *restrict v,
                  const Step *x, const Turn *turn) {
     float factor = x->factor, decay = x->weight_decay, bound = turn->bound;
-    int32_t changed = 0;
-    for (int i = 0; i < n && x->touch; i++) {
+    int32_t unseen = 0, changed = 0;
+    for (int i = 0; i < n; i++) unseen |= (v[i] == 0) & (g[i] * factor != 0);
+    for (int i = 0; i < n && unseen && x->touch; i++) {
         float raw = g[i] * factor;
         if (v[i] != 0 || raw == 0) continue;
         float grad = x->coupled ? raw + decay * p[i] : raw;
         double sigma = sample_of(raw, grad, m[i], x->belief, 0) + x->eps;
         v[i] = clamp(power_of(sigma, -turn->gamma / 2), FLT_MIN, FLT_MAX);
-        changed = 1;
     }
     for (int i = 0; i < n; i++) {
         float now = clipped(v[i], m[i], bound);
         changed |= now != v[i];
         v[i] = now;
     }
-    return changed;
+    return unseen | changed;
 }
 
 /* theta <- decay theta - lr v m_hat */

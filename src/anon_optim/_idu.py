@@ -98,12 +98,23 @@ def window(beta2: float, tol: float) -> float:
     return max(1, math.ceil(math.log(tol) / math.log(beta2))) if beta2 > 0 else 1
 
 
-def accumulates(t: int, growth: Growth, window: float, total_steps: int | None) -> bool:
-    """Whether step `t` adds to s: not outside the window, and not after the last refresh of a run of known length."""
+class Lazy(NamedTuple):
+    """Which samples s is made of."""
+
+    window: float
+    """How many steps up to a refresh count."""
+    every: int
+    """Of those every how many-th, counted back from the refresh."""
+    total_steps: int | None
+    """The length of the run, if it is known: after its last refresh none counts."""
+
+
+def accumulates(t: int, growth: Growth, lazy: Lazy) -> bool:
+    """Whether step `t` adds to s."""
     wait = steps_until_used(t, growth)
-    if total_steps is not None and t <= total_steps < t + wait:
+    if lazy.total_steps is not None and t <= lazy.total_steps < t + wait:
         return False
-    return wait < window
+    return wait < lazy.window and wait % lazy.every == 0
 
 
 def is_dead(t: int, growth: Growth, total_steps: int | None) -> bool:
@@ -124,10 +135,11 @@ def next_use_on_device(step: Tensor, table: Tensor) -> Tensor:
     return torch.where(table >= step.unsqueeze(-1), table, math.inf).amin(-1)
 
 
-def accumulates_on_device(step: Tensor, next_use: Tensor, window: float, total_steps: int | None) -> Tensor:
-    alive = next_use - step < window
-    if total_steps is not None:
-        alive = alive & ((next_use <= total_steps) | (step > total_steps))
+def accumulates_on_device(step: Tensor, next_use: Tensor, lazy: Lazy) -> Tensor:
+    wait = next_use - step
+    alive = (wait < lazy.window) & (wait % lazy.every == 0)
+    if lazy.total_steps is not None:
+        alive = alive & ((next_use <= lazy.total_steps) | (step > lazy.total_steps))
     return alive
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import _to_scalar
 
 from anon_optim import _idu
-from anon_optim._idu import Growth, Rule, Statistic
+from anon_optim._idu import Growth, Lazy, Rule, Statistic
 from anon_optim._rounding import copy_stochastic_
 
 Projection = Callable[[Tensor, Tensor], Tensor]
@@ -24,8 +24,7 @@ class StepOptions(NamedTuple):
     beta2: float
     weight_decay: float
     growth: Growth
-    total_steps: int | None
-    window: float
+    lazy: Lazy
     lr_scale: str | None
     statistic: Statistic
     project: Projection | None
@@ -58,7 +57,7 @@ def rule_of(group: dict[str, Any]) -> Rule:
     return Rule(
         gamma=group["gamma"],
         eps=group["eps"],
-        beta2=group["betas"][1],
+        beta2=group["betas"][1] ** group["sample_every"],  # a sample stands for the steps it leaves out
         beta3=group["beta3"],
         clip=group["clip"],
         floor=group["floor"],
@@ -67,16 +66,15 @@ def rule_of(group: dict[str, Any]) -> Rule:
 
 
 def step_options(group: dict[str, Any]) -> StepOptions:
-    beta1, beta2 = group["betas"]
+    rule = rule_of(group)
     return StepOptions(
-        rule=rule_of(group),
+        rule=rule,
         lr=_to_scalar(group["lr"]),
-        beta1=beta1,
-        beta2=beta2,
+        beta1=group["betas"][0],
+        beta2=rule.beta2,
         weight_decay=group["weight_decay"],
         growth=group["growth"],
-        total_steps=group["total_steps"],
-        window=_idu.window(beta2, group["window_tol"]),
+        lazy=lazy_of(group),
         lr_scale=group["lr_scale"],
         statistic=group["statistic"],
         project=group["project"],
@@ -89,10 +87,14 @@ def step_options(group: dict[str, Any]) -> StepOptions:
     )
 
 
-def needs_s(t: int, group: dict[str, Any]) -> bool:
-    """Whether step `t` adds to s."""
+def lazy_of(group: dict[str, Any]) -> Lazy:
     window = _idu.window(group["betas"][1], group["window_tol"])
-    return _idu.accumulates(t, group["growth"], window, group["total_steps"])
+    return Lazy(window, group["sample_every"], group["total_steps"])
+
+
+def needs_s(t: int, group: dict[str, Any]) -> bool:
+    """Whether step `t` or one before the next refresh adds to s."""
+    return _idu.accumulates(t, group["growth"], lazy_of(group)._replace(every=1))
 
 
 class Clock(NamedTuple):
@@ -111,14 +113,14 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
         next_use = _idu.next_use_on_device(step, table)
         return Clock(
             due=next_use == step,
-            accumulate=_idu.accumulates_on_device(step, next_use, o.window, o.total_steps),
+            accumulate=_idu.accumulates_on_device(step, next_use, o.lazy),
             gamma=gamma,
             bias_correction1=1 - o.beta1 ** step.to(dtype) if o.bias_correction else 1.0,
         )
     t = int(step.item())
     return Clock(
         due=_idu.is_refresh(t, o.growth),
-        accumulate=_idu.accumulates(t, o.growth, o.window, o.total_steps),
+        accumulate=_idu.accumulates(t, o.growth, o.lazy),
         gamma=gamma.item(),
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
     )
