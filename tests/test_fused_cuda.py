@@ -85,6 +85,7 @@ OPTIONS = {
     "beta3 0": {"beta3": 0.0},
     "growth 1.5": {"growth": 1.5},
     "growth inf": {"growth": math.inf},
+    "every third gradient": {"storage": Storage(sample_every=3)},
 }
 
 
@@ -326,3 +327,26 @@ def test_no_step_waits_for_the_device():
             optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="it offloads from a GPU")
+def test_works_under_torchao_cpu_offload(monkeypatch):
+    """Large parameters step on the CPU, small ones stay on the GPU; both as without the wrapper."""
+    offload = pytest.importorskip("torchao.optim").CPUOffloadOptimizer
+    monkeypatch.undo()  # each device its own kernels
+
+    def run(wrap):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8)).cuda()
+        optimizer = wrap(model.parameters())
+        data = torch.randn(20, 16, 64, device="cuda")
+        for batch in data:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        return [p.detach().double().cpu() for p in model.parameters()]
+
+    expected = run(lambda ps: Anon(ps, lr=1e-3, gamma=1.1))
+    offloaded = run(lambda ps: offload(list(ps), Anon, lr=1e-3, gamma=1.1))
+    assert_equal(offloaded, expected, 1e-4)  # the gradients differ by what the parameters do, and grow from there

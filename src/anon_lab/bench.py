@@ -343,7 +343,9 @@ def save(report: Report, out: Path) -> list[Path]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="anon bench", description=__doc__)
-    parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], help="default: those that fit this machine")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="workload", help=f"of {', '.join(WORKLOADS)}; default: all that fit"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=30, help="calls timed for each median")
     parser.add_argument("--long-run", type=int, default=0, help="steps of a real long run on the first workload")
@@ -351,6 +353,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.repeats < 3 or options.long_run < 0:
         parser.error("--repeats must be at least 3 and --long-run at least 0")
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"there is no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out must be a folder, but {options.out} is a file")
     names: list[str] = options.workloads or list(FOR_CUDA if options.device == "cuda" else FOR_CPU)
     report = run(names, options.device, options.repeats, options.long_run, lambda line: print(line, flush=True))
     for path in save(report, options.out):

@@ -1,4 +1,4 @@
-"""The command line: `anon demo`, and the commands to come."""
+"""The command line: `anon demo` and `anon bench`."""
 
 import os
 from pathlib import Path
@@ -79,6 +79,20 @@ def demo(
             raise _fail(f"could not write to {out}: {error.strerror}") from None
         console.print(f"{results.wall_s:.0f} s; the page is")
         typer.echo(path)
+    except KeyboardInterrupt:
+        typer.echo("anon: interrupted", err=True)
+        raise typer.Exit(130) from None
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    help="Time and weigh optimizer steps on this machine, as ratios to torch's fused AdamW (--help for options).",
+)
+def bench(context: typer.Context) -> None:
+    from anon_lab.bench import main  # which parses by itself, for machines without typer
+
+    try:
+        main(context.args)
     except KeyboardInterrupt:
         typer.echo("anon: interrupted", err=True)
         raise typer.Exit(130) from None

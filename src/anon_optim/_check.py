@@ -1,7 +1,8 @@
 """Validation of a param group's entries: each error names the argument, its value and what would be right."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and not math.isnan(x)
+    return isinstance(x, Real) and not isinstance(x, bool) and not math.isnan(x)
 
 
 def _require(holds: bool, name: str, value: Any, expected: str) -> None:
@@ -40,8 +41,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "weight_decay": (lambda x: _finite(x) and x >= 0, "a finite number >= 0"),
     "beta3": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),
     "growth": (
-        lambda x: callable(x) or (_is_number(x) and x > 1),
-        "a number > 1 (inf: one refresh) or a function",
+        lambda x: (callable(x) and isinstance(x, Hashable)) or (_is_number(x) and x > 1),
+        "a number > 1 (inf: one refresh) or a hashable function",
     ),
     "clip": (lambda x: _is_number(x) and x > 0, "a number > 0 (inf: no clip)"),
     "floor": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),

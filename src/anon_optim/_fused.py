@@ -290,10 +290,11 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
     if due:
         batch.weights.zero_()
         batch.gammas.fill_(o.rule.gamma)
-        if _idu.is_dead(t, o.growth, o.lazy.total_steps):
-            for p, state in zip(batch.params, batch.states, strict=True):
-                state["exp_avg_sq"] = released_moment(p)
-            batch.void = True
+    if not batch.released and _idu.is_dead(t, o.growth, o.lazy.total_steps):
+        for p, state in zip(batch.params, batch.states, strict=True):
+            state["exp_avg_sq"] = released_moment(p)
+        batch.weights.zero_()
+        batch.void = True
 
 
 def _step_by_device_clock(

@@ -1,0 +1,76 @@
+"""`anon bench` at a size of seconds: the figures are there, consistent, and written whole."""
+
+import json
+
+import pytest
+import torch
+
+from anon_lab import bench
+from anon_lab.workloads import WORKLOADS, Workload
+from anon_optim import Anon, Storage, state_bytes
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    workload = Workload("tiny", lambda: [(32, 8), (8,), (300,)])
+    monkeypatch.setitem(WORKLOADS, "tiny", workload)
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e10)
+    return workload
+
+
+def test_reports_every_path_and_writes_json(tiny, tmp_path, capsys):
+    bench.main(["tiny", "--device", "cpu", "--repeats", "3", "--long-run", "20", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "bench.json").read_text())
+    rows = {row["name"]: row for row in report["rows"]["tiny"]}
+    assert {"AdamW fused", "AdamW foreach", "AdamW single", "Anon fused, with s", "Anon single, with s"} <= set(rows)
+    assert all(name in printed for name in rows)
+    assert rows["AdamW fused"]["ratio"] == 1.0
+    for row in rows.values():
+        assert row["ratio"] == pytest.approx(row["time"] / rows["AdamW fused"]["time"])
+    assert set(report["long_run"]["tiny"]) == {"parts", "paper's equation", "measured, 20 steps"}
+    assert len(report["clipping"]["tiny"]) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.png"]
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["--repeats", "1"], ["--long-run", "-1"]])
+def test_bad_input_is_one_sentence(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        bench.main([*arguments, "--device", "cpu"])
+    assert exit_.value.code == 2
+    assert "error:" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_shares_of_a_run_are_those_of_the_schedule():
+    share = bench.shares(1000)
+    assert share["refresh"] == 10 / 1000  # 1, 2, 4, ..., 512
+    assert share["without s"] == pytest.approx(0)  # the window is longer than any interval so far
+    assert sum(share.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "path", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["single", "foreach", "fused"]
+)
+def test_state_bytes_per_parameter(dtype, path):
+    """12 with everything, 8 once s is released, 2 less with v in bfloat16; six scalars a tensor beside."""
+    elements = 10_000
+    beside = 40
+
+    def after(steps, **options):
+        p = torch.nn.Parameter(torch.ones(elements, dtype=dtype))
+        optimizer = Anon([p], **path, **options)
+        for _ in range(steps):
+            p.grad = torch.ones_like(p)
+            optimizer.step()
+        return state_bytes(optimizer)
+
+    narrow = Storage(preconditioner=torch.bfloat16)
+    for expected, steps, options in (
+        (12, 3, {}),
+        (10, 3, {"storage": narrow}),
+        (12, 3, {"total_steps": 5}),
+        (8, 4, {"total_steps": 5}),
+        (6, 4, {"total_steps": 5, "storage": narrow}),
+    ):
+        assert expected * elements <= after(steps, **options) <= expected * elements + beside
