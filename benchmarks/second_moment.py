@@ -7,19 +7,18 @@ rate (chosen at r = 1 on seeds of its own) and at three times that, and compares
 import argparse
 import json
 import math
-import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 from scipy.stats import t as student
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from anon_lab.tasks import digits
 from anon_optim import Anon, Storage, _anon
@@ -27,117 +26,40 @@ from anon_optim._rounding import copy_stochastic_
 from anon_optim._step import Clock
 
 VARIANTS = {"r = 1": 1, "r = 2": 2, "r = 4": 4, "r = 8": 8, "bf16 s": 1}
-GAMMAS = (1.0, 1.1)
-LR_FACTORS = (1, 3)
-TUNING_SEEDS = (1000, 1001)
+CHEAPER = list(VARIANTS)[1:]
+GAMMAS, LR_FACTORS, TUNING_SEEDS = (1.0, 1.1), (1, 3), (1000, 1001)
+Scored = Callable[[int], tuple[Tensor, Tensor]]  # logits and labels of the t-th minibatch; of held-out data at t = 0
 
 
-class Problem:
-    """A model, the loss of its t-th minibatch (t from 1), and held-out data. The seed fixes all of it."""
+def digits_mlp(rng: Generator) -> tuple[nn.Module, Scored]:
+    """Blank pixels and dead units have no gradient for long."""
+    model, (train, *held_out) = digits.model(), digits.data()
+    pixels, labels = map(torch.cat, zip(*held_out, strict=True))
 
-    name: str
-    steps: int
-    lrs: tuple[float, ...]
-    cosine = True
-    max_norm = math.inf
-    weight_decay = 0.0
-    model: nn.Module
+    def scored(t: int) -> tuple[Tensor, Tensor]:
+        rows = torch.randint(digits.N_TRAIN, (64,), generator=rng)
+        return (model(train.pixels[rows]), train.digits[rows]) if t else (model(pixels), labels)
 
-    def __init__(self, seed: int):
-        # Data has its own generator: rounding draws from the global one and must not change what is learnt from.
-        self.rng = torch.Generator().manual_seed(seed)
-        torch.manual_seed(seed)
-
-    def loss(self, t: int) -> Tensor:
-        raise NotImplementedError
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        """Logits and labels."""
-        raise NotImplementedError
+    return model, scored
 
 
-class Digits(Problem):
-    """An MLP on digits: blank pixels and dead units have no gradient for long."""
-
-    name, steps, lrs = "digits", 300, (3e-3, 1e-2, 3e-2)
-    batch = 64
-
-    def __init__(self, seed: int):
-        super().__init__(seed)
-        self.model = digits.model()
-        self.per_epoch = digits.N_TRAIN // self.batch
-
-    def loss(self, t: int) -> Tensor:
-        at = (t - 1) % self.per_epoch
-        if at == 0:
-            self.order = torch.randperm(digits.N_TRAIN, generator=self.rng)
-        rows = self.order[at * self.batch : (at + 1) * self.batch]
-        return digits.loss(self.model, digits.Images(*(part[rows] for part in digits.data().train)))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        pixels, labels = map(torch.cat, zip(*digits.data()[1:], strict=True))
-        return self.model(pixels), labels
-
-
-class ZipfBags(Problem):
+def zipf_bags(rng: Generator) -> tuple[nn.Module, Scored]:
     """Classify bags of words by hidden votes; words fall as 1/rank, so most rows are seen a few times in all."""
+    votes, frequencies = torch.randn(1000, 4, generator=rng), 1 / torch.arange(1, 1001)
+    model = nn.Sequential(nn.EmbeddingBag(1000, 16, mode="sum", _weight=0.1 * torch.randn(1000, 16)), nn.Linear(16, 4))
 
-    name, steps, lrs = "zipf", 1500, (3e-3, 1e-2, 3e-2)
-    words, classes, length, width, batch = 1000, 4, 5, 16, 32
+    def scored(t: int) -> tuple[Tensor, Tensor]:
+        count = 32 if t else 8000
+        bags = torch.multinomial(frequencies, count * 5, replacement=True, generator=rng).view(count, 5)
+        return model(bags), votes[bags].sum(1).argmax(1)
 
-    def __init__(self, seed: int):
-        super().__init__(seed)
-        self.votes = torch.randn(self.words, self.classes, generator=self.rng)
-        self.frequencies = 1 / torch.arange(1, self.words + 1)
-        embed = nn.EmbeddingBag(self.words, self.width, mode="sum")
-        nn.init.normal_(embed.weight, std=0.1)
-        self.model = nn.Sequential(embed, nn.Linear(self.width, self.classes))
-
-    def scored(self, count: int) -> tuple[Tensor, Tensor]:
-        drawn = torch.multinomial(self.frequencies, count * self.length, replacement=True, generator=self.rng)
-        bags = drawn.view(count, self.length)
-        return self.model(bags), self.votes[bags].sum(1).argmax(1)
-
-    def loss(self, t: int) -> Tensor:
-        return F.cross_entropy(*self.scored(self.batch))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        return self.scored(8000)
-
-
-class TiedLanguageModel(Problem):
-    """A 4-gram MLP with tied embeddings, stopped at 250 steps, just before a refresh (256)."""
-
-    name, steps, lrs = "tied lm", 250, (4e-3, 8e-3, 1.6e-2)
-    cosine, max_norm, weight_decay = False, 1.0, 0.1
-    words, width, batch = 3008, 32, 256
-
-    def __init__(self, seed: int):
-        super().__init__(seed)
-        self.valid, self.train = text(self.words)
-        embed = nn.Embedding(self.words, self.width)
-        nn.init.normal_(embed.weight, std=self.width**-0.5)
-        hidden, out = nn.Linear(3 * self.width, 4 * self.width), nn.Linear(4 * self.width, self.width)
-        self.model = nn.Sequential(embed, nn.Flatten(), hidden, nn.ReLU(), out)
-
-    def scored(self, grams: Tensor) -> tuple[Tensor, Tensor]:
-        return self.model(grams[:, :3]) @ self.model[0].weight.T, grams[:, 3]
-
-    def loss(self, t: int) -> Tensor:
-        rows = torch.randint(len(self.train), (self.batch,), generator=self.rng)
-        return F.cross_entropy(*self.scored(self.train[rows]))
-
-    def held_out(self) -> tuple[Tensor, Tensor]:
-        return self.scored(self.valid)
-
-
-PROBLEMS: tuple[type[Problem], ...] = (Digits, ZipfBags, TiedLanguageModel)
+    return model, scored
 
 
 @cache
 def text(words: int, classes: int = 16, lines: int = 512, length: int = 400) -> tuple[Tensor, Tensor]:
     """4-grams to validate and to train on: a Markov chain of word classes, Zipfian words within each class."""
-    rng = torch.Generator().manual_seed(0)
+    rng = Generator().manual_seed(0)
     moves = torch.randn(classes, classes, generator=rng).mul(2).exp()
     states = [torch.randint(classes, (lines,), generator=rng)]
     for _ in range(length - 1):
@@ -148,6 +70,37 @@ def text(words: int, classes: int = 16, lines: int = 512, length: int = 400) -> 
     return grams[:16].reshape(-1, 4), grams[16:].reshape(-1, 4)
 
 
+def tied_language_model(rng: Generator) -> tuple[nn.Module, Scored]:
+    """A 4-gram MLP: rare rows mostly see the softmax's faint pull, and 250 steps end just before a refresh (256)."""
+    embed = nn.Embedding(3008, 32, _weight=torch.randn(3008, 32) * 32**-0.5)
+    model = nn.Sequential(embed, nn.Flatten(), nn.Linear(96, 128), nn.ReLU(), nn.Linear(128, 32))
+    valid, train = text(3008)
+
+    def scored(t: int) -> tuple[Tensor, Tensor]:
+        grams = train[torch.randint(len(train), (256,), generator=rng)] if t else valid
+        return model(grams[:, :3]) @ embed.weight.T, grams[:, 3]
+
+    return model, scored
+
+
+class Problem(NamedTuple):
+    name: str
+    make: Callable[[Generator], tuple[nn.Module, Scored]]
+    steps: int
+    seeds: int
+    lrs: tuple[float, ...]
+    cosine: bool = True
+    max_norm: float = math.inf
+    weight_decay: float = 0.0
+
+
+PROBLEMS = (
+    Problem("digits", digits_mlp, 300, 16, (3e-3, 1e-2, 3e-2, 1e-1)),
+    Problem("zipf", zipf_bags, 1500, 10, (1e-2, 3e-2, 1e-1)),
+    Problem("tied lm", tied_language_model, 250, 8, (4e-3, 8e-3, 1.6e-2, 3.2e-2), False, 1.0, 0.1),
+)
+
+
 @contextmanager
 def bfloat16_s() -> Iterator[None]:
     """Round s stochastically to bfloat16 after each update, as if it were stored so."""
@@ -156,8 +109,7 @@ def bfloat16_s() -> Iterator[None]:
     def rounded(clock: Clock, s: Tensor, w: Tensor, sample: Tensor, beta2: float) -> None:
         exact(clock, s, w, sample, beta2)
         if clock.accumulate is True:
-            kept = torch.empty_like(s, dtype=torch.bfloat16)
-            copy_stochastic_(kept, s)
+            copy_stochastic_(kept := torch.empty_like(s, dtype=torch.bfloat16), s)
             s.copy_(kept)
 
     _anon.accumulate_ = rounded
@@ -167,23 +119,80 @@ def bfloat16_s() -> Iterator[None]:
         _anon.accumulate_ = exact
 
 
-def train(kind: type[Problem], steps: int, seed: int, gamma: float, lr: float, every: int) -> tuple[Problem, Anon]:
-    problem = kind(seed)
-    optimizer = Anon(
-        problem.model.parameters(),
-        lr=lr,
-        gamma=gamma,
-        weight_decay=problem.weight_decay,
-        storage=Storage(sample_every=every),
-        foreach=False,
-        fused=False,
-    )
-    for t in range(1, steps + 1):
-        if problem.cosine:
-            optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * (t - 1) / steps))
-        optimizer.zero_grad()
-        problem.loss(t).backward()
-        if problem.max_norm < math.inf:
-            nn.utils.clip_grad_norm_(problem.model.parameters(), problem.max_norm)
-        optimizer.step()
-    return problem, optimizer
+def train(problem: Problem, seed: int, gamma: float, lr: float, variant: str) -> dict[str, float]:
+    """How one training ends: held-out loss in nats and error in percent."""
+    torch.manual_seed(seed)
+    # Data has its own generator: rounding draws from the global one and must not change what is learnt from.
+    model, scored = problem.make(Generator().manual_seed(seed))
+    how: dict[str, Any] = {"storage": Storage(sample_every=VARIANTS[variant]), "foreach": False, "fused": False}
+    optimizer = Anon(model.parameters(), lr, gamma, weight_decay=problem.weight_decay, **how)
+    with bfloat16_s() if variant == "bf16 s" else nullcontext():
+        for t in range(1, problem.steps + 1):
+            if problem.cosine:
+                optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * (t - 1) / problem.steps))
+            optimizer.zero_grad()
+            cross_entropy(*scored(t)).backward()
+            if problem.max_norm < math.inf:
+                nn.utils.clip_grad_norm_(model.parameters(), problem.max_norm)
+            optimizer.step()
+    moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
+    if (variant == "bf16 s") != all(torch.equal(s, s.bfloat16().float()) for s in moments):
+        raise RuntimeError(f"{variant}: s was not kept as the variant says")
+    with torch.no_grad():
+        logits, labels = scored(0)
+    wrong = (logits.argmax(1) != labels).double()
+    return {"loss": cross_entropy(logits, labels).item(), "error": 100 * wrong.mean().item()}
+
+
+def best_lr(problem: Problem, gamma: float) -> float:
+    return min(problem.lrs, key=lambda lr: sum(train(problem, s, gamma, lr, "r = 1")["loss"] for s in TUNING_SEEDS))
+
+
+def difference(ends: Tensor, base: Tensor) -> tuple[float, float]:
+    """Mean difference over the seeds and the half-width of its 95 % interval (Student's t)."""
+    d, n = ends - base, len(base)
+    return d.mean().item(), student.ppf(0.975, n - 1).item() * d.std().item() / math.sqrt(n)
+
+
+def table(settings: list[dict[str, Any]], metric: str, unit: str) -> str:
+    """A line for each setting, and one for each problem in which a seed's settings are averaged first."""
+    lines = [f"{metric + ', ' + unit:33}{'seeds':>6}{'r = 1':>9}" + "".join(f"{v + ' - r = 1':>20}" for v in CHEAPER)]
+    for name in dict.fromkeys(setting["problem"] for setting in settings):
+        chosen = [setting for setting in settings if setting["problem"] == name]
+        for part in [*([setting] for setting in chosen), chosen]:
+            label = f"gamma {part[0]['gamma']}, {part[0]['factor']} x best lr" if len(part) == 1 else "mean of these"
+            ends = {v: torch.tensor([setting[metric][v] for setting in part]).mean(0) for v in VARIANTS}
+            line = f"{name:9}{label:24}{len(ends['r = 1']):6}{ends['r = 1'].mean():9.4f}"
+            for mean, half in (difference(ends[v], ends["r = 1"]) for v in CHEAPER):
+                line += f"{mean:+10.4f} ±{half:7.4f}{'*' if abs(mean) > half else ' '}"
+            lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps, 2 seeds: only to see that it runs")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for second_moment.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begin, settings = perf_counter(), []
+    for problem in (p._replace(steps=p.steps // 10, seeds=2) if options.quick else p for p in PROBLEMS):
+        for gamma in GAMMAS:
+            best = best_lr(problem, gamma)
+            for factor in LR_FACTORS:
+                where = f"{problem.name}, gamma {gamma}, lr {factor} x {best:g}"
+                print(f"{perf_counter() - begin:4.0f} s  {where}", flush=True)
+                runs = {v: [train(problem, s, gamma, factor * best, v) for s in range(problem.seeds)] for v in VARIANTS}
+                ends = {key: {v: [run[key] for run in runs[v]] for v in VARIANTS} for key in ("loss", "error")}
+                settings.append({"problem": problem.name, "gamma": gamma, "best_lr": best, "factor": factor} | ends)
+    about = {"date": date.today().isoformat(), "torch": torch.__version__, "quick": options.quick}
+    print(f"\n{about['date']}, torch {torch.__version__}: mean ± 95 % interval over seeds, * where it leaves out 0\n")
+    print(table(settings, "loss", "nats, held out"), table(settings, "error", "%, held out"), sep="\n\n")
+    options.out.mkdir(parents=True, exist_ok=True)
+    partial = options.out / "second_moment.json.partial"
+    partial.write_text(json.dumps(about | {"settings": settings}) + "\n", encoding="utf-8")
+    partial.replace(options.out / "second_moment.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -68,13 +68,6 @@ def roundings(dtype):
     return 3 * U + (0 if dtype in (torch.float32, torch.float64) else UNIT[dtype])
 
 
-def as_guard(options):
-    """The oracle's flat options as Anon takes them."""
-    names = [name for name in ("clip", "floor", "touch") if name in options]
-    rest = {key: value for key, value in options.items() if key not in names}
-    return {**rest, "guard": Guard(**{name: options[name] for name in names})}
-
-
 def signs(shape, seed=3):
     return np.random.default_rng(seed).choice([-1.0, 1.0], shape)
 
@@ -175,14 +168,17 @@ OPTIONS = {
     "growth of t": {"growth": lambda t: 1.2 if t < 10 else 2.5},
     "a known end": {"total_steps": 40},
     "a short window": {"betas": (0.9, 0.8), "window_tol": 0.5},
+    "every third sample": {"sample_every": 3},
 }
 
 
 def anon_options(options):
-    """`window_tol` is a part of Storage."""
-    rest = {key: value for key, value in options.items() if key != "window_tol"}
-    storage = {"storage": Storage(window_tol=options["window_tol"])} if "window_tol" in options else {}
-    return {**as_guard(rest), **storage}
+    """The oracle's flat options as Anon takes them."""
+    groups = {"guard": (Guard, ("clip", "floor", "touch")), "storage": (Storage, ("window_tol", "sample_every"))}
+    flat = dict(options)
+    for name, (kind, fields) in groups.items():
+        flat[name] = kind(**{field: flat.pop(field) for field in fields if field in flat})
+    return flat
 
 
 @pytest.mark.parametrize("gamma", [-1.0, 0.0, 0.5, 1.0, 2.0])
@@ -203,7 +199,7 @@ def test_belief_is_the_oracles(gamma, guards):
     that s has 2 * 8 * 40u more."""
     p = parameter((5, 31))
     options = {"lr": 0.002, "gamma": gamma, "statistic": "belief", **guards}
-    opt = fused([p], **as_guard(options))
+    opt = fused([p], **anon_options(options))
     oracle = Guarded(p.detach().double().numpy(), **options)
     smallest, surprises = math.inf, []
     for t in range(1, 33):
@@ -354,7 +350,7 @@ PATHS = {
     "lr_scale": {"gamma": 2.0, "lr_scale": "tensor"},
     "unguarded": {"guard": None},
     "decay": {"weight_decay": 0.1},
-    "coupled decay, maximize": {"weight_decay": 0.1, "decoupled_weight_decay": False, "maximize": False},
+    "coupled decay": {"weight_decay": 0.1, "decoupled_weight_decay": False},
     "a tight clip, often refreshed": {"guard": Guard(clip=0.1), "growth": 1.1},
     "once": {"growth": math.inf},
     "capturable": {"capturable": True, "weight_decay": 0.1},
@@ -383,8 +379,7 @@ def test_equals_the_single_path(path, dtype):
     assert_states_agree(ours, theirs, gamma)
 
 
-def test_projects_before_it_rounds_only_in_float32():
-    """In coarser dtypes the kernel has rounded already; the projection of a rounded point is within the set."""
+def test_a_projection_holds_after_rounding():
     for dtype in (torch.bfloat16, torch.float16):
         p = parameter((50,), dtype)
         opt = fused([p], lr=0.1, project=Box(-1.25, 1.25))
@@ -599,8 +594,9 @@ def test_a_bad_gradient_spoils_its_own_coordinate_only():
                     opt.step()
             good = torch.arange(300) != 17
             assert params[1][17].isnan()
-            assert torch.equal(params[0][:17], params[1][:17]) or options.get("guard", True) is not None
             assert params[1][good].isfinite().all()
+            if "guard" in options:  # the guards know the mean of the tensor, which has lost one coordinate
+                assert torch.equal(params[0][good], params[1][good])
 
 
 def test_zero_gradients_move_nothing():

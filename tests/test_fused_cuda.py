@@ -311,6 +311,7 @@ def test_a_captured_step_is_replayed_across_refreshes(path):
     assert_equal([p.detach().double().cpu() for p in params], expected, 5e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 @pytest.mark.skipif(DEVICE == "cpu", reason="there is no device to wait for")
 def test_no_step_waits_for_the_device():
     params = starts(torch.float32, DEVICE)
