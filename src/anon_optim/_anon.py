@@ -29,6 +29,7 @@ from anon_optim._step import (
     StepOptions,
     accumulate_,
     end_interval_,
+    forget_what_was_seen,
     needs_s,
     preconditioned,
     preconditioned_all,
@@ -397,6 +398,7 @@ class Anon(Optimizer):
                     v.to(s.dtype), s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
+                forget_what_was_seen(state["preconditioner"])
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
                 state["weight"].zero_()
@@ -438,6 +440,8 @@ class Anon(Optimizer):
                 for key, p in zip(saved["params"], group["params"], strict=True):
                     for name, value in loaded["state"].get(key, {}).items():
                         self.state[p][name] = placed(p, group, name, value)
+                    if "preconditioner" in self.state.get(p, {}):
+                        forget_what_was_seen(self.state[p]["preconditioner"])
 
         # Hooks, so that the user's own pre-hooks come first and their post-hooks see the restored state.
         before = self.register_load_state_dict_pre_hook(remember)
@@ -527,7 +531,7 @@ def _single_tensor_anon(
 
         clock = read_clock(state_steps[i], gammas[i], refresh_tables[i], v.dtype, o)
         accumulate_(clock, s, w, sample, o.beta2)
-        v, scale, peak = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, scale, peak)
+        v, scale, peak = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, scale, peak, preconditioners[i])
 
         if o.decouples_decay:
             theta = theta * (1 - o.lr * o.weight_decay)
@@ -594,8 +598,9 @@ def _multi_tensor_anon(
             for j, i in enumerate(indices):
                 accumulate_(clocks[i], ss[j], weights[i], samples[j], o.beta2)
                 vs[j], scale, peak = preconditioned(
-                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], scales[i], peaks[i]
-                )
+                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], scales[i], peaks[i],
+                    preconditioners[i],
+                )  # fmt: skip
                 write_((real_view(preconditioners[i]), scales[i], peaks[i]), (vs[j], scale, peak))
                 end_interval_(clocks[i], o.rule, ss[j], weights[i], gammas[i])
         else:
@@ -605,7 +610,8 @@ def _multi_tensor_anon(
                 torch._foreach_mul_([weights[i] for i in indices], o.beta2)
                 torch._foreach_add_([weights[i] for i in indices], 1 - o.beta2)
             of_group = ([clocks[i] for i in indices], [scales[i] for i in indices], [peaks[i] for i in indices])
-            guarded = preconditioned_all(*of_group, o.rule, raw_grads, samples, ms, vs)
+            buffers = [preconditioners[i] for i in indices]
+            guarded = preconditioned_all(*of_group, o.rule, raw_grads, samples, ms, vs, buffers)
             for i, before, after in zip(indices, vs, guarded, strict=True):
                 if after is not before:
                     real_view(preconditioners[i]).copy_(after)

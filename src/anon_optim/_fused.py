@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anon_optim import _idu
 from anon_optim._idu import Rule
 from anon_optim._state import is_released, packed_state, released_moment
-from anon_optim._step import StepOptions, needs_s, projected
+from anon_optim._step import StepOptions, forget_what_was_seen, needs_s, projected
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 512
@@ -126,6 +126,8 @@ class Batch:
         self.params = params
         self.states = states
         self.steps, self.weights, self.gammas, self.scales, self.peaks = packed_state(states)
+        for state in states:
+            forget_what_was_seen(state["preconditioner"])  # a kernel will write it
         self.exp_avgs = [state["exp_avg"] for state in states]
         self.step_views = [state["step"] for state in states]
         self.param_addresses = [p.data_ptr() for p in params]

@@ -290,7 +290,7 @@ INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, 
 /* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later; then the clip. With v = psi^-1
    the latter is v <- v / sqrt(beta3 + (1 - beta3) sigma^gamma v^2). In s of an unseen coordinate there is one sample. */
 INLINE void recursion(int n, const float *restrict m, const float *restrict s, float *restrict v, const Step *x,
-                      const Turn *turn, int is_adam) {
+                      const Turn *turn) {
     double gamma = x->new_gamma, beta3 = x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
     double least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
     float bound = turn->bound, kept = turn->changed ? 0 : 1;
@@ -298,8 +298,7 @@ INLINE void recursion(int n, const float *restrict m, const float *restrict s, f
     for (int i = 0; i < n; i++) {
         float old = v[i] * kept;
         double sigma = s[i] * (v[i] == 0 ? one_sample : inverse_weight) + eps;
-        sigma = sigma > least ? sigma : least;
-        double fresh = is_adam ? clamp(sigma, FLT_MIN, FLT_MAX) : power_of(sigma, gamma);
+        double fresh = power_of(sigma > least ? sigma : least, gamma);
         double top = old == 0 ? 1 : old;
         double bottom = old == 0 ? fresh : beta3 + (1 - beta3) * fresh * top * top;
         float now = clamp(top / sqrt(bottom), FLT_MIN, FLT_MAX);
@@ -308,13 +307,39 @@ INLINE void recursion(int n, const float *restrict m, const float *restrict s, f
     }
 }
 
+INLINE float clamp_normal(float x) {
+    x = x > FLT_MIN ? x : FLT_MIN;
+    return x < FLT_MAX ? x : FLT_MAX;
+}
+
+/* The same at gamma = 1, where float32 is enough: 1/sqrt(sigma) is far from its limits. What is small beside
+   (1 - beta3) sigma v^2 is left out before that overflows. */
+INLINE void recursion_of_adam(int n, const float *restrict m, const float *restrict s, float *restrict v,
+                              const Step *x, const Turn *turn) {
+    float beta3 = x->beta3, rest = 1 - x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
+    float least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
+    float bound = turn->bound, kept = turn->changed ? 0 : 1;
+    int waits = x->touch;
+    for (int i = 0; i < n; i++) {
+        float old = v[i] * kept;
+        float sigma = s[i] * (v[i] == 0 ? one_sample : inverse_weight) + eps;
+        sigma = clamp_normal(sigma > least ? sigma : least);
+        float ratio = rest * sigma * old * old;
+        float bottom = old == 0 ? sigma : ratio > 1e30f ? rest * sigma : beta3 + ratio;
+        float top = (old == 0) | (ratio > 1e30f) ? 1 : old;
+        float now = clamp_normal(top / sqrtf(bottom));
+        int taught = (s[i] > 0) & (s[i] <= FLT_MAX);
+        v[i] = clipped(waits & !taught ? old : now, m[i], bound);
+    }
+}
+
 static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn) {
     if (x->new_gamma == 0)
         for (int i = 0; i < n; i++) v[i] = 1;
-    else if (x->new_gamma == 1)
-        recursion(n, m, s, v, x, turn, 1);
+    else if (x->new_gamma == 1 && x->beta3 > 1e-6)
+        recursion_of_adam(n, m, s, v, x, turn);
     else
-        recursion(n, m, s, v, x, turn, 0);
+        recursion(n, m, s, v, x, turn);
     memset(s, 0, n * sizeof(float));
 }
 

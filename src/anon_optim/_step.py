@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim.optimizer import _to_scalar
+from torch.utils.weak import WeakIdKeyDictionary
 
 from anon_optim import _idu
 from anon_optim._idu import Growth, Lazy, Rule, Statistic
@@ -147,15 +148,20 @@ def preconditioned(
     v: Tensor,
     scale: Tensor,
     peak: Tensor,
+    preconditioner: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One tensor's `v`, `scale` and `peak` for this step: refreshed if due, then touched, then clipped."""
+    """One tensor's `v`, `scale` and `peak` for this step: refreshed if due, then touched, then clipped.
+
+    `preconditioner` is the state's own tensor, whatever the view or precision that `v` has of it."""
     gamma: Any = clock.gamma
     if clock.due is not False:
         refreshed = _idu.refresh(v, exp_avg_sq, weight, scale, peak, rule, gamma)
         kept = (v, scale, peak)
         v, scale, peak = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
         gamma = rule.gamma if clock.due is True else torch.where(clock.due, rule.gamma, gamma)
-    if rule.touch and clock.due is not True and _may_have_unseen(v, gamma):
+    if clock.due is True:
+        look_for_unseen(v, preconditioner)
+    elif rule.touch and may_have_unseen(preconditioner, gamma):
         touched = _idu.touch(v, raw_grad, sample, rule.eps, gamma)
         v = _idu.pick(clock.due, v, touched)
     if rule.clip < math.inf and (isinstance(gamma, Tensor) or gamma > 0):
@@ -173,14 +179,15 @@ def preconditioned_all(
     samples: list[Tensor],
     exp_avgs: list[Tensor],
     vs: list[Tensor],
+    preconditioners: list[Tensor],
 ) -> list[Tensor]:
     """`preconditioned` of several tensors at once, between refreshes and with one gamma, decided on the host."""
     gamma = clocks[0].gamma
     assert isinstance(gamma, float)
     if rule.touch:
         vs = [
-            _idu.touch(v, grad, sample, rule.eps, gamma) if _may_have_unseen(v, gamma) else v
-            for v, grad, sample in zip(vs, raw_grads, samples, strict=True)
+            _idu.touch(v, grad, sample, rule.eps, gamma) if may_have_unseen(preconditioner, gamma) else v
+            for v, grad, sample, preconditioner in zip(vs, raw_grads, samples, preconditioners, strict=True)
         ]
     if rule.clip < math.inf and gamma > 0:
         radii = _idu.clip_radius(torch.stack(scales), torch.stack(peaks), gamma)
@@ -204,11 +211,23 @@ def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, 
         gamma.view(1).masked_fill_(clock.due, rule.gamma)
 
 
-def _may_have_unseen(v: Tensor, gamma: float | Tensor) -> bool:
-    """Looking is cheap on the CPU; elsewhere it would wait for the device."""
-    if isinstance(gamma, Tensor) or v.device.type != "cpu":
-        return True
-    return gamma != 0 and bool((v == 0).any())
+_all_seen = WeakIdKeyDictionary()
+"""Preconditioners that had no unseen coordinate at their last refresh, and so have none since."""
+
+
+def look_for_unseen(v: Tensor, preconditioner: Tensor) -> None:
+    """Remember whether there is any, once a refresh: the answer has to come from the device."""
+    forget_what_was_seen(preconditioner)
+    if not bool((v == 0).any()):
+        _all_seen[preconditioner] = True
+
+
+def forget_what_was_seen(preconditioner: Tensor) -> None:
+    _all_seen.pop(preconditioner, None)
+
+
+def may_have_unseen(preconditioner: Tensor, gamma: float | Tensor) -> bool:
+    return isinstance(gamma, Tensor) or (gamma != 0 and preconditioner not in _all_seen)
 
 
 def projected(theta: Tensor, v: Tensor, project: Projection) -> Tensor:
