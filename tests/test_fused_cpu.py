@@ -49,6 +49,22 @@ def cache(tmp_path, monkeypatch):
     _fused.backend.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A cache folder with a library in it, built once for this file's tests."""
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANON_OPTIM_CACHE", str(folder))
+        _fused_cpu._library()
+    return folder
+
+
+@pytest.fixture
+def filled_cache(cache, built):
+    shutil.copytree(built, cache)
+    return cache
+
+
 def fused(params, **options):
     return Anon(params, fused=True, **options)
 
@@ -810,11 +826,10 @@ def test_the_users_compiler_comes_first_and_another_helps_out(cache, compilation
     assert len(compilations) == 2
 
 
-def test_a_cached_library_needs_no_compiler(cache, monkeypatch):
-    first = steps_taken()
-    _fused.backend.cache_clear()
+def test_a_cached_library_needs_no_compiler(filled_cache, compilations, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert torch.equal(steps_taken(), first)
+    steps_taken()
+    assert not compilations
 
 
 DAMAGES = {
@@ -826,23 +841,18 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_rebuilt(damage, cache, compilations):
+def test_a_damaged_cache_is_rebuilt(damage, filled_cache, compilations):
+    (path,) = filled_cache.glob("*.so")
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     first = steps_taken()
-    (path,) = cache.glob("*.so")
-    content = path.read_bytes()
-    path.unlink()  # the file that is loaded must stay whole
-    path.write_bytes(DAMAGES[damage](content))
+    assert len(compilations) == 1
     _fused.backend.cache_clear()
     assert torch.equal(steps_taken(), first)
-    assert len(compilations) == 2
-    _fused.backend.cache_clear()
-    steps_taken()
-    assert len(compilations) == 2
+    assert len(compilations) == 1
 
 
-def test_a_foreign_library_under_its_name_is_rebuilt(cache, compilations, tmp_path):
-    first = steps_taken()
-    (path,) = cache.glob("*.so")
+def test_a_foreign_library_under_its_name_is_rebuilt(filled_cache, compilations, tmp_path):
+    (path,) = filled_cache.glob("*.so")
     foreign = tmp_path / "foreign.so"
     compiler = next(_fused_cpu._compilers())
     source = b"int anon_step_size(void) { return 1; } void anon_step(void) {}"
@@ -850,17 +860,15 @@ def test_a_foreign_library_under_its_name_is_rebuilt(cache, compilations, tmp_pa
     path.unlink()
     digest = _fused_cpu._digest(foreign.read_bytes())
     shutil.copy(foreign, path.with_name(path.stem.rsplit("-", 1)[0] + f"-{digest}.so"))
-    _fused.backend.cache_clear()
-    assert torch.equal(steps_taken(), first)
-    assert len(compilations) == 2
+    steps_taken()
+    assert len(compilations) == 1
 
 
-def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, cache):
+def test_a_cache_that_cannot_be_written(cache, compilations, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    expected = steps_taken()
-    _fused.backend.cache_clear()
     monkeypatch.setenv("ANON_OPTIM_CACHE", str(tmp_path / "file" / "below"))
-    assert torch.equal(steps_taken(), expected)
+    steps_taken()
+    assert len(compilations) == 1
 
 
 def test_the_cache_folder(monkeypatch, tmp_path):

@@ -86,6 +86,8 @@ class Anon(Optimizer):
         beta3: weight of the old psi2 at a refresh, in [0, 1).
         growth: ratio of successive refresh times, a number above 1 (inf: only the first step) or a function of
             the step. A function must be pure; it stays out of the state dict.
+        total_steps: the length of the run, if you know it. After its last refresh the second moment is dead: no step
+            accumulates it any more, and its memory is freed. A step beyond starts it anew, and says so once.
         guard: see :class:`Guard`; None gives the printed algorithm.
         lr_scale: "tensor" divides the update of each tensor by mean(sigma)^((1 - gamma)/2). One lr, Adam's, then
             serves every gamma from about -1 to 2. It changes what is adapted: the response to the scale of a whole
@@ -98,9 +100,14 @@ class Anon(Optimizer):
             the state dict. Coordinates that have not seen a gradient are left alone.
         bias_correction: divide m by 1 - beta1^t.
         decoupled_weight_decay: as AdamW (True) or as SGD and Adam (False).
+        max_grad_norm: scale the gradients so that their norm over all groups is at most this, as `clip_grad_norm_`
+            would before the step, but without a second pass over them; `p.grad` stays as it is.
         maximize: ascend instead of descend.
         storage: see :class:`Storage`.
-        foreach: use torch's multi-tensor operations; by default where all parameters are on an accelerator.
+        foreach: use torch's multi-tensor operations; by default where all parameters are on an accelerator that has
+            no fused kernels.
+        fused: one kernel for a whole group; the default where all parameters are on CUDA and Triton is installed. On
+            CPU it needs a C compiler once. Tensors that no kernel takes (float64, complex, overlapping) go another way.
         capturable: keep all decisions on the device, so that a step can be captured in a CUDA graph and replayed
             across refreshes. Slower when not captured.
         differentiable: let autograd see the step.

@@ -5,6 +5,9 @@ each block's sums of sigma, then each tensor's scales, then psi and the update. 
 `_idu`'s, in base-2 logarithms; tests hold the two equal.
 """
 
+# A kernel's language only looks like Python: its types are not pyright's.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false
+
 import math
 import os
 from typing import Any

@@ -30,8 +30,8 @@ def fresh_state(p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         "exp_avg_sq": torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format),
         "weight": torch.zeros((), dtype=scalar, device=host),
         "preconditioner": torch.zeros_like(p, dtype=v_dtype, memory_format=torch.preserve_format),
-        "scale": torch.zeros((), dtype=scalar, device=p.device),
-        "peak": torch.zeros((), dtype=scalar, device=p.device),
+        "scale": p.detach().new_zeros((), dtype=scalar),  # new_zeros: a DTensor's is one too
+        "peak": p.detach().new_zeros((), dtype=scalar),
         "gamma": torch.full((), group["gamma"], dtype=torch.float64, device=host),
     }
 
