@@ -1,4 +1,4 @@
-"""Whether a cheaper second moment changes how training ends: `Storage(sample_every=r)`, and s rounded to bfloat16.
+"""Whether a cheaper second moment changes how training ends: s of every r-th gradient only, and s in bfloat16.
 
 `python -m benchmarks.second_moment [--quick] [--out DIR]` trains three small problems with Anon at the best learning
 rate (chosen at r = 1 on seeds of its own) and at three times that, and compares every variant with r = 1 seed by seed.
@@ -8,7 +8,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from anon_lab.tasks import digits
-from anon_optim import Anon, Storage, _anon
+from anon_optim import Anon, _anon, _idu
 from anon_optim._rounding import copy_stochastic_
 from anon_optim._step import Clock
 
@@ -119,14 +119,34 @@ def bfloat16_s() -> Iterator[None]:
         _anon.accumulate_ = exact
 
 
+@contextmanager
+def every(r: int) -> Iterator[None]:
+    """Make s of every r-th gradient, counted back from the refresh, each weighing as much as the ones left out."""
+    accumulates, step_options = _idu.accumulates, _anon.step_options
+
+    def sparser(t: int, growth: _idu.Growth, lazy: _idu.Lazy) -> bool:
+        return accumulates(t, growth, lazy) and _idu.steps_until_used(t, growth) % r == 0
+
+    def heavier(group: dict[str, Any]) -> Any:
+        options = step_options(group)
+        beta2 = options.beta2**r
+        return options._replace(beta2=beta2, rule=options.rule._replace(beta2=beta2))
+
+    _idu.accumulates, _anon.step_options = sparser, heavier
+    try:
+        yield
+    finally:
+        _idu.accumulates, _anon.step_options = accumulates, step_options
+
+
 def train(problem: Problem, seed: int, gamma: float, lr: float, variant: str) -> dict[str, float]:
     """How one training ends: held-out loss in nats and error in percent."""
     torch.manual_seed(seed)
     # Data has its own generator: rounding draws from the global one and must not change what is learnt from.
     model, scored = problem.make(Generator().manual_seed(seed))
-    how: dict[str, Any] = {"storage": Storage(sample_every=VARIANTS[variant]), "foreach": False, "fused": False}
+    how: dict[str, Any] = {"foreach": False, "fused": False}
     optimizer = Anon(model.parameters(), lr, gamma, weight_decay=problem.weight_decay, **how)
-    with bfloat16_s() if variant == "bf16 s" else nullcontext():
+    with bfloat16_s() if variant == "bf16 s" else every(VARIANTS[variant]):
         for t in range(1, problem.steps + 1):
             if problem.cosine:
                 optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * (t - 1) / problem.steps))

@@ -123,7 +123,6 @@ class Guarded:
         growth: Growth = 2.0,
         total_steps: int | None = None,
         window_tol: float = 2**-24,
-        sample_every: int = 1,
         clip: float = 1.0,
         floor: float = 0.01,
         touch: bool = True,
@@ -137,7 +136,7 @@ class Guarded:
         self.theta = np.array(theta, dtype=np.float64)
         self.lr, self.gamma, self.betas, self.eps, self.weight_decay = lr, gamma, betas, eps, weight_decay
         self.beta3, self.growth, self.clip, self.floor, self.touch = beta3, growth, clip, floor, touch
-        self.total_steps, self.window_tol, self.sample_every = total_steps, window_tol, sample_every
+        self.total_steps, self.window_tol = total_steps, window_tol
         self.lr_scale, self.statistic, self.project = lr_scale, statistic, project
         self.bias_correction, self.maximize = bias_correction, maximize
         self.decoupled_weight_decay = decoupled_weight_decay
@@ -161,9 +160,8 @@ class Guarded:
         if self.touch and self.gamma != 0:
             stat = np.where(raw == 0, 0.0, stat)
         if self._counts():
-            beta = beta2**self.sample_every  # a sample stands for the steps that were left out
-            self.s = beta * self.s + (1 - beta) * stat
-            self.w = beta * self.w + (1 - beta)
+            self.s = beta2 * self.s + (1 - beta2) * stat
+            self.w = beta2 * self.w + (1 - beta2)
         if self.t in refresh_set(self.growth, self.t):
             self.refresh()
         elif self.touch and self.gamma_in_use != 0:
@@ -191,9 +189,7 @@ class Guarded:
         gamma = self.gamma_in_use = self.gamma
         taught = (self.s > 0) & np.isfinite(self.s)
         sigma = self.s / self.w + self.eps
-        sample = (
-            self.s / (1 - self.betas[1] ** self.sample_every) + self.eps
-        )  # all that a coordinate first seen at this refresh has
+        sample = self.s / (1 - self.betas[1]) + self.eps  # all that a coordinate first seen at this refresh has
         if taught.any():
             mean, largest = sigma[taught].mean(), sigma[taught].max()
             self.scale = self._mixed_scalar(self.scale, mean ** (1 - gamma))
@@ -216,8 +212,7 @@ class Guarded:
         """Whether this step's gradient reaches a refresh: one of this run, with more than window_tol of its weight."""
         if not self._is_read_at_or_after(self.t):
             return False
-        wait = self._next_refresh(self.t) - self.t
-        return self.betas[1] ** wait > self.window_tol and wait % self.sample_every == 0
+        return self.betas[1] ** (self._next_refresh(self.t) - self.t) > self.window_tol
 
     def _next_refresh(self, t: int) -> float:
         return next((a for a in refresh_times(self.growth) if a >= t), math.inf)

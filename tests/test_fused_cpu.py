@@ -184,13 +184,12 @@ OPTIONS = {
     "growth of t": {"growth": lambda t: 1.2 if t < 10 else 2.5},
     "a known end": {"total_steps": 40},
     "a short window": {"betas": (0.9, 0.8), "window_tol": 0.5},
-    "every third sample": {"sample_every": 3},
 }
 
 
 def anon_options(options):
     """The oracle's flat options as Anon takes them."""
-    groups = {"guard": (Guard, ("clip", "floor", "touch")), "storage": (Storage, ("window_tol", "sample_every"))}
+    groups = {"guard": (Guard, ("clip", "floor", "touch")), "storage": (Storage, ("window_tol",))}
     flat = dict(options)
     for name, (kind, fields) in groups.items():
         flat[name] = kind(**{field: flat.pop(field) for field in fields if field in flat})

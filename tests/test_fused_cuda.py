@@ -85,7 +85,6 @@ OPTIONS = {
     "beta3 0": {"beta3": 0.0},
     "growth 1.5": {"growth": 1.5},
     "growth inf": {"growth": math.inf},
-    "every third gradient": {"storage": Storage(sample_every=3)},
 }
 
 

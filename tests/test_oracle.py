@@ -634,19 +634,6 @@ def test_a_run_past_its_known_end_starts_s_anew_and_says_so(total_steps, foreach
     assert_state_matches(opt.state[opt.param_groups[0]["params"][0]], oracle)
 
 
-@pytest.mark.parametrize("path", [{"foreach": False}, {"foreach": True}, {"foreach": False, "capturable": True}])
-@pytest.mark.parametrize("every", [2, 3, 4])
-def test_a_sparser_second_moment(every, path):
-    gradients, theta = heterogeneous_gradients(), random_theta()
-    for gamma in (-0.5, 1.1):
-        options = {"lr": 0.01, "gamma": gamma, "growth": 1.7}
-        storage = Storage(sample_every=every)
-        opt, (history,) = run(lambda ps, o=options, s=storage: Anon(ps, **o, storage=s, **path), [theta], gradients)
-        oracle, expected = guarded_history(gradients, theta, {}, sample_every=every, **options)
-        assert_close(history, expected)
-        assert_state_matches(opt.state[opt.param_groups[0]["params"][0]], oracle)
-
-
 @pytest.mark.parametrize("unguarded", [False, True])
 @pytest.mark.parametrize("stopped_at", [9, 11])
 def test_refreshes_may_end_and_resume(stopped_at, unguarded):

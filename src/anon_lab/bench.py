@@ -226,7 +226,7 @@ def measure_clipping(workload: Workload, device: str, clock: Clock) -> dict[str,
 
 def shares(steps: int, growth: float = 2.0, beta2: float = 0.999, tol: float = 2**-24) -> dict[str, float]:
     """How the steps of a run divide into refreshes, steps that accumulate s, and steps that do not."""
-    lazy = _idu.Lazy(_idu.window(beta2, tol), 1, None)
+    lazy = _idu.Lazy(_idu.window(beta2, tol), None)
     refreshes = sum(_idu.is_refresh(t, growth) for t in range(1, steps + 1))
     accumulating = sum(_idu.accumulates(t, growth, lazy) for t in range(1, steps + 1)) - refreshes
     return {

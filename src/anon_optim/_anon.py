@@ -380,7 +380,9 @@ class Anon(Optimizer):
             self._init_group(remaining, *lists)
             if (factor := factors[index]) is not None:
                 lists[1] = [grad.to(state_dtype(grad)) * factor for grad in lists[1]]
-            anon(*lists, foreach=group["foreach"], options=options)
+            # what was to be fused and cannot be is at least taken together
+            foreach = True if group["fused"] and group["foreach"] is None else group["foreach"]
+            anon(*lists, foreach=foreach, options=options)
             if not options.decides_on_device and (options.lazy.total_steps is not None or options.growth == math.inf):
                 self._release_moments(remaining)
         return loss

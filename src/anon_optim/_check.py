@@ -53,7 +53,6 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_grad_norm": (lambda x: x is None or (_is_number(x) and x > 0), "None or a number > 0"),
     "preconditioner": (lambda x: x in (torch.float32, torch.bfloat16), "torch.float32 or torch.bfloat16"),
     "window_tol": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),
-    "sample_every": (lambda x: type(x) is int and x >= 1, "a whole number >= 1"),
     "touch": (lambda x: isinstance(x, bool), "True or False"),
     "error_if_nonfinite": (lambda x: isinstance(x, bool), "True or False"),
     "bias_correction": (lambda x: isinstance(x, bool), "True or False"),

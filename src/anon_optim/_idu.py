@@ -103,8 +103,6 @@ class Lazy(NamedTuple):
 
     window: float
     """How many steps up to a refresh count."""
-    every: int
-    """Of those every how many-th, counted back from the refresh."""
     total_steps: int | None
     """The length of the run, if it is known: after its last refresh none counts."""
 
@@ -114,7 +112,7 @@ def accumulates(t: int, growth: Growth, lazy: Lazy) -> bool:
     wait = steps_until_used(t, growth)
     if lazy.total_steps is not None and t <= lazy.total_steps < t + wait:
         return False
-    return wait < lazy.window and wait % lazy.every == 0
+    return wait < lazy.window
 
 
 def is_dead(t: int, growth: Growth, total_steps: int | None) -> bool:
@@ -137,7 +135,7 @@ def next_use_on_device(step: Tensor, table: Tensor) -> Tensor:
 
 def accumulates_on_device(step: Tensor, next_use: Tensor, lazy: Lazy) -> Tensor:
     wait = next_use - step
-    alive = (wait < lazy.window) & (wait % lazy.every == 0)
+    alive = wait < lazy.window
     if lazy.total_steps is not None:
         alive = alive & ((next_use <= lazy.total_steps) | (step > lazy.total_steps))
     return alive

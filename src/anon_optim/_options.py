@@ -35,9 +35,6 @@ class Storage:
     window_tol: float = 2**-24
     """The second moment is accumulated only in the last steps before a refresh, in which all but this share of its
     weight lies (16,628 steps at beta2 = 0.999: earlier gradients would vanish in float32's rounding). 0: always."""
-    sample_every: int = 1
-    """The second moment takes every how many-th gradient, counted back from the refresh; each then weighs as much as
-    the ones left out. 4 brings the bytes moved by a mean step below AdamW's from the first step on."""
     stochastic_round: bool = False
     """Round bfloat16 parameters stochastically (unbiased, from torch's generator) instead of to the nearest, so
     that updates smaller than half a unit in the last place are not lost."""

@@ -58,7 +58,7 @@ def rule_of(group: dict[str, Any]) -> Rule:
     return Rule(
         gamma=group["gamma"],
         eps=group["eps"],
-        beta2=group["betas"][1] ** group["sample_every"],  # a sample stands for the steps it leaves out
+        beta2=group["betas"][1],
         beta3=group["beta3"],
         clip=group["clip"],
         floor=group["floor"],
@@ -90,12 +90,12 @@ def step_options(group: dict[str, Any]) -> StepOptions:
 
 def lazy_of(group: dict[str, Any]) -> Lazy:
     window = _idu.window(group["betas"][1], group["window_tol"])
-    return Lazy(window, group["sample_every"], group["total_steps"])
+    return Lazy(window, group["total_steps"])
 
 
 def needs_s(t: int, group: dict[str, Any]) -> bool:
-    """Whether step `t` or one before the next refresh adds to s."""
-    return _idu.accumulates(t, group["growth"], lazy_of(group)._replace(every=1))
+    """Whether step `t` adds to s."""
+    return _idu.accumulates(t, group["growth"], lazy_of(group))
 
 
 class Clock(NamedTuple):
