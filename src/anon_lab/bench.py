@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, Optimizer
 
 import anon_optim
-from anon_lab.workloads import FOR_CPU, FOR_CUDA, WORKLOADS, Workload
+from anon_lab.workloads import FOR_CPU, FOR_CUDA, WORKLOADS, Turns, Workload
 from anon_optim import Anon, Storage, _idu, state_bytes
 
 BASELINE = "AdamW fused"
@@ -120,44 +120,56 @@ class Clock:
         self.cuda = device == "cuda"
         self.repeats = repeats
 
-    def __call__(self, call: Callable[[], Any]) -> float:
-        """Median microseconds of a call, its device work included."""
-        for _ in range(3):
+    def __call__(self, *calls: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> list[float]:
+        """Median microseconds of each call, its device work included. The calls take turns, so that a machine that
+        slows down slows all of them; `before` each comes another that is not timed."""
+        for call in calls * 3:
+            before()
             call()
         if not self.cuda:
-            return statistics.median(self._wall(call) for _ in range(self.repeats))
-        pairs = []
+            rounds = [[self._wall(call, before) for call in calls] for _ in range(self.repeats)]
+            return [statistics.median(times) for times in zip(*rounds, strict=True)]
         torch.cuda.synchronize()
-        for _ in range(self.repeats):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            call()
-            end.record()
-            pairs.append((begin, end))
+        events = [[self._events(call, before) for call in calls] for _ in range(self.repeats)]
         torch.cuda.synchronize()
-        return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in pairs)
+        return [
+            statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in pairs)
+            for pairs in zip(*events, strict=True)
+        ]
 
-    def host(self, call: Callable[[], Any]) -> float:
-        """Median microseconds until a call returns, the device being idle when it comes."""
-        return statistics.median(self._wall(call, wait=True) for _ in range(self.repeats))
+    def host(self, *calls: Callable[[], Any], before: Callable[[], Any]) -> list[float]:
+        """Median microseconds until each call returns, the device being idle when it comes."""
+        rounds = [[self._wall(call, before) for call in calls] for _ in range(self.repeats)]
+        return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
-    def _wall(self, call: Callable[[], Any], wait: bool = False) -> float:
-        if wait and self.cuda:
+    def _wall(self, call: Callable[[], Any], before: Callable[[], Any]) -> float:
+        before()
+        if self.cuda:
             torch.cuda.synchronize()
         begin = time.perf_counter()
         call()
         return (time.perf_counter() - begin) * 1e6
 
+    def _events(self, call: Callable[[], Any], before: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        before()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        return begin, end
+
 
 def copy_bandwidth(device: str, clock: Clock) -> float:
-    source = torch.randn(2**29 if device == "cuda" else 2**25, device=device)
+    source = torch.randn(2**29 if device == "cuda" else 2**26, device=device)
     target = torch.empty_like(source)
-    return 2 * source.numel() * 4 / (clock(lambda: target.copy_(source)) * 1e-6)
+    # multiplying by 1 is a copy that uses every core
+    return 2 * source.numel() * 4 / (clock(lambda: torch.mul(source, 1.0, out=target))[0] * 1e-6)
 
 
-def _prepared(contender: Contender, parameters: list[torch.nn.Parameter]) -> Optimizer:
+def _prepared(contender: Contender, parameters: list[torch.nn.Parameter], turns: Turns) -> Optimizer:
     optimizer = contender.build(parameters)
-    for _ in range(3):
+    for _ in range(8):
+        turns()
         optimizer.step()
     if contender.mid_interval:
         for p in parameters:
@@ -176,26 +188,29 @@ def _peak(optimizer: Optimizer) -> int:
 
 def measure(workload: Workload, device: str, clock: Clock, bandwidth: float, log: Callable[[str], None]) -> list[Row]:
     parameters = workload.parameters(device)
+    turns = Turns(parameters)
     elements = sum(p.numel() for p in parameters)
     saved = 4 - parameters[0].element_size()  # a narrower parameter is read and written, its gradient read
     rows: list[Row] = []
-    for contender in contenders():
+    listed = contenders()
+    baseline = _prepared(listed[0], parameters, turns)
+    for contender in listed:
         if len(parameters) > 1000 and "fused" not in contender.name:
             continue  # seconds a step, and nobody's choice
         try:
-            optimizer = _prepared(contender, parameters)
+            optimizer = _prepared(contender, parameters, turns)
         except (RuntimeError, ValueError, AssertionError) as error:
             log(f"  {contender.name}: left out, {str(error).splitlines()[0]}")
             continue
-        took, host = clock(optimizer.step), clock.host(optimizer.step)
-        first = rows[0] if rows else None
+        against, took = clock(baseline.step, optimizer.step, before=turns)
+        host_against, host = clock.host(baseline.step, optimizer.step, before=turns)
         moved = None if contender.moved is None else contender.moved - 3 * saved
         row = Row(
             name=contender.name,
             time=took,
-            ratio=took / first.time if first else 1.0,
+            ratio=took / against,
             host=host,
-            host_ratio=host / first.host if first else 1.0,
+            host_ratio=host / host_against,
             bytes_moved=moved,
             bandwidth=None if moved is None else moved * elements / (took * 1e-6) / bandwidth,
             state_bytes=state_bytes(optimizer) / elements,
@@ -208,20 +223,21 @@ def measure(workload: Workload, device: str, clock: Clock, bandwidth: float, log
 
 
 def measure_clipping(workload: Workload, device: str, clock: Clock) -> dict[str, float]:
-    """clip_grad_norm_ and AdamW fused, against Anon with max_grad_norm, in microseconds."""
+    """Anon with max_grad_norm, as ratios to clip_grad_norm_ and AdamW fused."""
     parameters = workload.parameters(device)
+    turns = Turns(parameters)
     adamw = AdamW(parameters, lr=1e-6, fused=True)
 
     def clip_and_step() -> None:
         clip_grad_norm_(parameters, 1.0)
         adamw.step()
 
-    times = {"clip_grad_norm_ + AdamW fused": clock(clip_and_step)}
-    adamw.state.clear()
+    ratios = {}
     for name, options, mid_interval in (("with s", {}, True), ("without s", {"growth": math.inf}, False)):
         contender = _anon("", 0, mid_interval, fused=True, max_grad_norm=1.0, **options)
-        times[f"Anon max_grad_norm, {name}"] = clock(_prepared(contender, parameters).step)
-    return times
+        against, took = clock(clip_and_step, _prepared(contender, parameters, turns).step, before=turns)
+        ratios[name] = took / against
+    return ratios
 
 
 def shares(steps: int, growth: float = 2.0, beta2: float = 0.999, tol: float = 2**-24) -> dict[str, float]:
@@ -241,17 +257,12 @@ def long_run(workload: Workload, device: str, rows: list[Row], measured_steps: i
 
     The paper's mean is t + C log2(T) / T: a plain step and C for each of the log2(T) refreshes. Its t is fitted to a
     run of 1,000 steps, its C to the refresh."""
-    time_of = {row.name: row.time for row in rows}
-    parts = {
-        "refresh": time_of["Anon fused, refresh"],
-        "with s": time_of["Anon fused, with s"],
-        "without s": time_of["Anon fused, without s"],
-    }
+    ratio_of = {row.name: row.ratio for row in rows}
+    parts = {part: ratio_of[f"Anon fused, {part}"] for part in ("refresh", "with s", "without s")}
     share = shares(RUN)
     figures = {
-        "parts": sum(share[name] * parts[name] for name in parts) / time_of[BASELINE],
-        "paper's equation": (parts["with s"] + (parts["refresh"] - parts["with s"]) * math.log2(RUN) / RUN)
-        / time_of[BASELINE],
+        "parts": sum(share[part] * ratio for part, ratio in parts.items()),
+        "paper's equation": parts["with s"] + (parts["refresh"] - parts["with s"]) * math.log2(RUN) / RUN,
     }
     if measured_steps:
         optimizer = Anon(workload.parameters(device), lr=1e-6, gamma=1.1, fused=True)
@@ -264,7 +275,7 @@ def long_run(workload: Workload, device: str, rows: list[Row], measured_steps: i
         if clock.cuda:
             torch.cuda.synchronize()
         figures[f"measured, {measured_steps:,} steps"] = (
-            (time.perf_counter() - begin) / measured_steps * 1e6 / time_of[BASELINE]
+            (time.perf_counter() - begin) / measured_steps * 1e6 / rows[0].time
         )
     return figures
 
@@ -302,10 +313,9 @@ def run(names: list[str], device: str, repeats: int, measured_steps: int, log: C
         log(f"\n{name}: {sum(sizes) / 1e6:.1f} M parameters in {len(sizes)} tensors, {workload.dtype}")
         log(HEADER)
         rows = report.rows[name] = measure(workload, device, clock, bandwidth, log)
-        clipping = report.clipping[name] = measure_clipping(workload, device, clock)
-        base = next(iter(clipping.values()))
-        for label, took in clipping.items():
-            log(f"  {label:32s}{took:10.0f}{took / base:8.3f}")
+        report.clipping[name] = measure_clipping(workload, device, clock)
+        for label, ratio in report.clipping[name].items():
+            log(f"  max_grad_norm against clip_grad_norm_ + {BASELINE}, {label}: ratio {ratio:.3f}")
         report.long_run[name] = long_run(workload, device, rows, measured_steps if name == names[0] else 0, clock)
         for label, ratio in report.long_run[name].items():
             log(f"  mean of a {RUN:,}-step run, {label}: ratio {ratio:.3f}")

@@ -61,6 +61,25 @@ class Workload:
         return parameters
 
 
+class Turns:
+    """Gives parameters new gradients, in place, from a few random sets: a gradient that never changed would be as large
+    as its own average, which is where a clip acts on everything."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], sets: int = 4) -> None:
+        self.grads = [p.grad for p in parameters if p.grad is not None]
+        generator = torch.Generator(self.grads[0].device).manual_seed(1)
+        self.sets = [[self._draw(grad, generator) for grad in self.grads] for _ in range(sets)]
+        self.turn = 0
+
+    @staticmethod
+    def _draw(grad: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return (1e-3 * torch.randn(grad.shape, device=grad.device, generator=generator)).to(grad.dtype)
+
+    def __call__(self) -> None:
+        self.turn = (self.turn + 1) % len(self.sets)
+        torch._foreach_copy_(self.grads, self.sets[self.turn])
+
+
 WORKLOADS = {
     workload.name: workload
     for workload in (

@@ -25,11 +25,10 @@ def test_reports_every_path_and_writes_json(tiny, tmp_path, capsys):
     rows = {row["name"]: row for row in report["rows"]["tiny"]}
     assert {"AdamW fused", "AdamW foreach", "AdamW single", "Anon fused, with s", "Anon single, with s"} <= set(rows)
     assert all(name in printed for name in rows)
-    assert rows["AdamW fused"]["ratio"] == 1.0
-    for row in rows.values():
-        assert row["ratio"] == pytest.approx(row["time"] / rows["AdamW fused"]["time"])
+    assert all(row["time"] > 0 and row["ratio"] > 0 for row in rows.values())
+    assert rows["AdamW single"]["ratio"] > rows["AdamW fused"]["ratio"]
     assert set(report["long_run"]["tiny"]) == {"parts", "paper's equation", "measured, 20 steps"}
-    assert len(report["clipping"]["tiny"]) == 3
+    assert set(report["clipping"]["tiny"]) == {"with s", "without s"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.png"]
 
 
