@@ -280,6 +280,17 @@ def test_resume_is_exact():
         assert all(torch.equal(p.detach().double().cpu(), q) for p, q in zip(params, straight, strict=True))
 
 
+def test_an_unaligned_parameter_stays_so_when_its_second_moment_is_released():
+    p = torch.nn.Parameter(torch.randn(9, generator=torch.Generator().manual_seed(0)).to(DEVICE)[1:])
+    optimizer = Anon([p], fused=True, total_steps=5)
+    for _ in range(5):
+        p.grad = torch.ones_like(p)
+        optimizer.step()
+    (plan,) = optimizer._plans.values()
+    assert plan.batches[0].released
+    assert not plan.batches[0].kind.aligned
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("path", ["fused", "foreach"])
 def test_a_captured_step_is_replayed_across_refreshes(path):

@@ -20,7 +20,7 @@ from anon_optim import _idu
 from anon_optim._check import check_decay, check_group
 from anon_optim._clipping import grad_factors
 from anon_optim._diagnostics import Diagnostics, diagnose
-from anon_optim._fused import Plan, step_batch, uses_fused
+from anon_optim._fused import Plan, step_batch, takes_found_inf, uses_fused
 from anon_optim._idu import Growth, Statistic
 from anon_optim._options import Guard, Storage, flatten
 from anon_optim._state import fresh_state, is_released, placed, real_view, released_moment, state_dtype
@@ -346,7 +346,7 @@ class Anon(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by torch.amp.GradScaler: whether step() takes `grad_scale` and `found_inf` itself."""
-        return all(uses_fused(group) for group in self.param_groups)
+        return all(takes_found_inf(group) for group in self.param_groups)
 
     @_use_grad_for_differentiable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

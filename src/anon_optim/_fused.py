@@ -80,6 +80,14 @@ def uses_fused(group: dict[str, Any]) -> bool:
     return group["foreach"] is None and all(p.is_cuda for p in group["params"]) and backend("cuda") is not None
 
 
+def takes_found_inf(group: dict[str, Any]) -> bool:
+    """Whether a step of the group can be skipped by what only the device knows, or by the host that asks it."""
+    if not uses_fused(group):
+        return False
+    kernel_takes_all = all(p.dtype in DTYPES and type(p) in (Tensor, nn.Parameter) for p in group["params"])
+    return kernel_takes_all or not group["capturable"]
+
+
 @functools.cache
 def backend(device_type: str) -> "Launch | None":
     """The kernels for a kind of device, or None where it has none."""
@@ -213,14 +221,16 @@ class Plan:
     @staticmethod
     def _kind(p: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> Kind:
         assert p.grad is not None
-        tensors = (p, p.grad, state["exp_avg"], state["exp_avg_sq"], state["preconditioner"])
+        tensors = [p, p.grad, state["exp_avg"], state["preconditioner"]]
+        if not is_released(state["exp_avg_sq"]):
+            tensors.append(state["exp_avg_sq"])
         on_device = group["capturable"]
         return Kind(
             device=p.device,
             param_dtype=p.dtype,
             grad_dtype=p.grad.dtype,
             preconditioner_dtype=state["preconditioner"].dtype,
-            aligned=not any(x.data_ptr() % 16 for x in tensors) or is_released(state["exp_avg_sq"]),
+            aligned=not any(x.data_ptr() % 16 for x in tensors),
             step=-1.0 if on_device else state["step"].item(),
             gamma=0.0 if on_device else state["gamma"].item(),
         )
