@@ -920,3 +920,14 @@ def test_it_runs_on_torchs_own_threads():
         if begin <= address < end:
             owners.add(region[-1])
     assert len(owners) == 1
+
+
+def test_a_sparse_gradient_is_refused_before_anything_moves():
+    dense, sparse = parameter((300,)), parameter((4, 3))
+    optimizer = Anon([dense, sparse], fused=True)
+    dense.grad = torch.ones_like(dense)
+    sparse.grad = torch.ones(4, 3).to_sparse()
+    before = dense.detach().clone()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    assert torch.equal(dense.detach(), before)

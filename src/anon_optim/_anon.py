@@ -281,13 +281,6 @@ class Anon(Optimizer):
         for p in group["params"]:
             if p.grad is None:
                 continue
-            if p.grad.is_sparse:
-                raise RuntimeError(
-                    "Anon does not support sparse gradients: use dense ones (nn.Embedding(sparse=False)); "
-                    "rows without gradient are left alone"
-                )
-            if not (p.is_floating_point() or p.is_complex()):
-                raise RuntimeError(f"Anon requires floating point or complex parameters, got {p.dtype}")
             state = self._state_of(p, group)
             if group["differentiable"] and state["step"].requires_grad:
                 raise RuntimeError("`requires_grad` is not supported for `step` in differentiable mode")
@@ -306,7 +299,14 @@ class Anon(Optimizer):
             refresh_tables.append(_idu.refresh_table(group["growth"], p.device) if in_graph else state["step"])
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """The parameter's state, ready for its next step."""
+        """The parameter's state, ready for its next step; an error if it cannot be stepped."""
+        if p.grad is not None and p.grad.is_sparse:
+            raise RuntimeError(
+                "Anon does not support sparse gradients: use dense ones (nn.Embedding(sparse=False)); "
+                "rows without gradient are left alone"
+            )
+        if not (p.is_floating_point() or p.is_complex()):
+            raise RuntimeError(f"Anon requires floating point or complex parameters, got {p.dtype}")
         state = self.state[p]
         if len(state) == 0:
             state.update(fresh_state(p, group))
