@@ -1,6 +1,7 @@
 # Each target sets up everything it needs: a virtual environment in .venv, installed under constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+TRITON := 3.6.0
 STAMP := .venv/.installed
 
 .PHONY: demo test test-slow check format clean
@@ -29,4 +30,6 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	# For its interpreter; a CUDA build of torch brings, and insists on, a Triton of its own.
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/pip install --quiet triton==$(TRITON)
 	touch $@
