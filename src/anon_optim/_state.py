@@ -60,7 +60,7 @@ def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of memory that an optimizer's state takes, any torch optimizer's; what is shared counts once.
 
     Anon keeps 12 bytes a parameter of four bytes or less, 8 once its second moments are released (`total_steps`), and
-    2 less with `Storage(preconditioner=torch.bfloat16)`; six scalars a tensor come on top."""
+    2 less with `Storage(preconditioner=torch.bfloat16)`; five scalars a tensor come on top."""
     storages = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for state in optimizer.state.values()

@@ -249,6 +249,8 @@ def step_size_of(clock: Clock, scale: Tensor, o: StepOptions) -> Any:
 
 
 def write_(targets: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+    """Copy what is new. Scalars are written as vectors of one, here and above: a compiled graph on the CPU (torch 2.13)
+    loses what is written into a 0-D float64 tensor."""
     for target, value in zip(targets, values, strict=True):
         if value is not target:
             (target.view(1) if target.dim() == 0 else target).copy_(value)
