@@ -1,9 +1,7 @@
 """`anon bench`: what a step costs in time and memory, as ratios to torch's fused AdamW in the same run."""
 
 import argparse
-import json
 import math
-import os
 import platform
 import statistics
 import time
@@ -18,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, Optimizer
 
 import anon_optim
+from anon_lab.files import write_json
 from anon_lab.workloads import FOR_CPU, FOR_CUDA, WORKLOADS, Turns, Workload
 from anon_optim import Anon, Storage, _idu, state_bytes
 
@@ -337,11 +336,7 @@ def _versions() -> dict[str, str]:
 
 def save(report: Report, out: Path) -> list[Path]:
     """bench.json, and bench.png where matplotlib is installed."""
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "bench.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(report), indent=1))
-    os.replace(partial, path)
+    path = write_json(out / "bench.json", asdict(report))
     try:
         import matplotlib  # noqa: F401
     except ImportError:

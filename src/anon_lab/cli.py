@@ -1,6 +1,8 @@
-"""The command line: `anon demo` and `anon bench`."""
+"""The command line: one `anon` command for each thing the laboratory does."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +28,16 @@ def _check_folder(out: Path) -> None:
             if not os.access(path, os.W_OK):
                 raise _fail(f"--out must be a folder that can be written to, but {path} cannot")
             return
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends a command with one sentence and the status that shells expect."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("anon: interrupted", err=True)
+        raise typer.Exit(130) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -59,7 +71,7 @@ def demo(
     if seeds is not None and seeds < 3:
         raise _fail(f"--seeds must be at least 3, but is {seeds}")
     _check_folder(out)
-    try:
+    with _interruptible():
         # Imported late: torch takes seconds, which --help need not wait for.
         from dataclasses import replace
 
@@ -79,9 +91,6 @@ def demo(
             raise _fail(f"could not write to {out}: {error.strerror}") from None
         console.print(f"{results.wall_s:.0f} s; the page is")
         typer.echo(path)
-    except KeyboardInterrupt:
-        typer.echo("anon: interrupted", err=True)
-        raise typer.Exit(130) from None
 
 
 @app.command(
@@ -89,10 +98,7 @@ def demo(
     help="Time and weigh optimizer steps on this machine, as ratios to torch's fused AdamW (--help for options).",
 )
 def bench(context: typer.Context) -> None:
-    from anon_lab.bench import main  # which parses by itself, for machines without typer
+    with _interruptible():
+        from anon_lab.bench import main  # which parses by itself, for machines without typer
 
-    try:
         main(context.args)
-    except KeyboardInterrupt:
-        typer.echo("anon: interrupted", err=True)
-        raise typer.Exit(130) from None

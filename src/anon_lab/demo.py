@@ -18,6 +18,7 @@ from scipy.stats import t as student
 from torch.optim import SGD, AdamW, Optimizer
 
 import anon_optim
+from anon_lab.files import finite
 from anon_lab.tasks import digits
 from anon_optim import Anon
 
@@ -280,30 +281,22 @@ def record(results: Results) -> dict[str, Any]:
         }
         for outcome in results.outcomes
     ]
-    whole = {
-        "finding": finding(results),
-        "loss_finding": loss_finding(results),
-        "chosen": chosen(results).name,
-        "against": {other.name: compare(chosen(results), other) for other in results.baselines},
-        "plan": asdict(results.plan) | {"batch": BATCH},
-        "images": {part: len(images.digits) for part, images in digits.data()._asdict().items()},
-        "outcomes": summaries,
-        "wall_s": round(results.wall_s, 1),
-        "versions": versions(),
-    }
-    return finite(whole)
+    return finite(
+        {
+            "finding": finding(results),
+            "loss_finding": loss_finding(results),
+            "chosen": chosen(results).name,
+            "against": {other.name: compare(chosen(results), other) for other in results.baselines},
+            "plan": asdict(results.plan) | {"batch": BATCH},
+            "images": {part: len(images.digits) for part, images in digits.data()._asdict().items()},
+            "outcomes": summaries,
+            "wall_s": round(results.wall_s, 1),
+            "versions": versions(),
+        }
+    )
 
 
 def versions() -> dict[str, str]:
     """What the numbers were made with."""
     others = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
     return {"anon-optim": anon_optim.__version__, **others, "python": platform.python_version()}
-
-
-def finite(value: Any) -> Any:
-    """The same with None for every number that JSON cannot write."""
-    if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -18,12 +17,10 @@ from plotly.offline import get_plotlyjs
 
 from anon_lab import demo
 from anon_lab.demo import Outcome, Results
+from anon_lab.files import finite, write_json, write_text
+from anon_lab.palette import COLOUR, DASH, viridis
 from anon_lab.tasks import digits
 
-# The baselines' colours stay apart from viridis and from each other for every kind of colour vision, and the
-# dashes tell them apart without any; the second of each pair is for a dark page.
-COLOUR = {"SGDM": ("#d55e00", "#ff9248"), "AdamW": ("#b5287b", "#ff86cb")}
-DASH = {"SGDM": "dash", "AdamW": "dot"}
 LINK = "#8a93a0"
 SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
 INK = ("#1d232b", "#e4e8ee")
@@ -32,31 +29,11 @@ GRID = ("#dfe3e8", "#363c46")
 
 def save(results: Results, out: Path) -> Path:
     """Write demo.json, demo.svg and demo.html into the folder, each whole or not at all; return the page's path."""
-    contents = {
-        "demo.json": json.dumps(demo.record(results), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        "demo.svg": svg(results),
-        "demo.html": html(results),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    for name, text in contents.items():
-        _write(out / name, text)
-    return out / "demo.html"
-
-
-def _write(path: Path, text: str) -> None:
-    """Put the text in place with one rename, so that no reader and no interruption ever meets half a file."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def viridis(gamma: float, dark: bool = False) -> float:
-    """Where gamma, from -0.75 to 1.75, lies in viridis without the end that would drown in the background."""
-    place = min(max((gamma + 0.75) / 2.5, 0.0), 1.0)
-    return 0.25 + 0.75 * place if dark else 0.85 * place
+    # Both drawn before anything is written, so that a failure leaves the old files together.
+    picture, page = svg(results), html(results)
+    write_json(out / "demo.json", demo.record(results))
+    write_text(out / "demo.svg", picture)
+    return write_text(out / "demo.html", page)
 
 
 def _stats(outcome: Outcome) -> tuple[float, float]:
@@ -225,7 +202,7 @@ def html(results: Results) -> str:
         how=_how(results),
         tuning=_tuning(results),
         plotly=get_plotlyjs(),
-        figures=json.dumps(demo.finite(figures)).replace("</", "<\\/"),
+        figures=json.dumps(finite(figures)).replace("</", "<\\/"),
     )
 
 

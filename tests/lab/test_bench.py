@@ -19,7 +19,7 @@ def tiny(monkeypatch):
 
 
 def test_reports_every_path_and_writes_json(tiny, tmp_path, capsys):
-    bench.main(["tiny", "--device", "cpu", "--repeats", "3", "--long-run", "20", "--out", str(tmp_path)])
+    bench.main(["tiny", "--device", "cpu", "--repeats", "15", "--long-run", "20", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
     report = json.loads((tmp_path / "bench.json").read_text())
     rows = {row["name"]: row for row in report["rows"]["tiny"]}

@@ -1,0 +1,39 @@
+"""Files that are there whole or not at all, and JSON that any reader can parse."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Put the content in place with one rename, so that no reader and no interruption ever meets half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut could leave the new name on an empty file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> Path:
+    return write_text(path, json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The same with None where JSON has no number: inf and nan."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
