@@ -1,8 +1,5 @@
 """The command line: one `anon` command for each thing the laboratory does."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,33 +8,13 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("anon: the command needs more packages: pip install 'anon-optim[lab]'") from None
 
+from anon_lab import cli_train
+from anon_lab.console import check_folder as _check_folder
+from anon_lab.console import fail as _fail
+from anon_lab.console import interruptible as _interruptible
+
 app = typer.Typer(help="Measure, compare and draw optimizers.", no_args_is_help=True, add_completion=False)
-
-
-def _fail(sentence: str) -> typer.Exit:
-    typer.echo(f"anon: {sentence}", err=True)
-    return typer.Exit(2)
-
-
-def _check_folder(out: Path) -> None:
-    """Refuse, before any work, a folder that could not be written to."""
-    for path in (out, *out.absolute().parents):
-        if path.exists():
-            if not path.is_dir():
-                raise _fail(f"--out must be a folder, but {path} is a file")
-            if not os.access(path, os.W_OK):
-                raise _fail(f"--out must be a folder that can be written to, but {path} cannot")
-            return
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command with one sentence and the status that shells expect."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("anon: interrupted", err=True)
-        raise typer.Exit(130) from None
+app.add_typer(cli_train.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,6 +68,107 @@ def demo(
             raise _fail(f"could not write to {out}: {error.strerror}") from None
         console.print(f"{results.wall_s:.0f} s; the page is")
         typer.echo(path)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="The figure's name, or all; a wrong name lists them.")],
+    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.pdf and NAME.json.")] = Path("out/figures"),
+    quick: Annotated[bool, typer.Option("--quick", help="A look in seconds, too short to judge by.")] = False,
+) -> None:
+    """Draw a figure of the paper anew, with its numbers and whether the paper's claim holds (up to minutes each)."""
+    _check_folder(out)
+    with _interruptible():
+        from rich.console import Console
+
+        from anon_lab import figures
+
+        try:
+            names = figures.chosen(name)
+        except ValueError as error:
+            raise _fail(str(error)) from None
+        console = Console()
+        for each in names:
+            try:
+                paths = figures.run(each, quick, out, console)
+            except OSError as error:
+                raise _fail(f"could not write to {out}: {error.strerror}") from None
+            for path in paths:
+                typer.echo(path)
+
+
+@app.command()
+def explore(
+    out: Annotated[Path, typer.Option(help="Folder for explore.html.")] = Path("out/explore"),
+) -> None:
+    """Write a page in which to turn Anon's knobs and watch it beside SGDM, Adam and AMSGrad (seconds)."""
+    _check_folder(out)
+    with _interruptible():
+        from anon_lab import explore
+
+        try:
+            path = explore.save(out)
+        except OSError as error:
+            raise _fail(f"could not write to {out}: {error.strerror}") from None
+        typer.echo(path)
+
+
+@app.command()
+def optimizers(
+    json: Annotated[bool, typer.Option("--json", help="As JSON, with all settings and search ranges.")] = False,
+) -> None:
+    """List every optimizer by name: its source, what it needs, its learning rates and its paper."""
+    from anon_lab import optimizers
+
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(optimizers.as_json(), indent=1))
+        return
+    from rich.console import Console
+
+    Console().print(optimizers.table())
+
+
+@app.command()
+def adaptivity(
+    out: Annotated[Path, typer.Option(help="Folder for adaptivity.html, .png and .csv.")] = Path("out/adaptivity"),
+    optimizers: Annotated[
+        str | None, typer.Option(help="Names, with commas between them.", show_default="all that are installed")
+    ] = None,
+    gammas: Annotated[str, typer.Option(help="Anon's, with commas between them.")] = "-2,-1.5,-1,-0.5,0,0.5,1,1.5,2",
+    quick: Annotated[bool, typer.Option("--quick", help="A shorter history of gradients.")] = False,
+) -> None:
+    """Measure the adaptivity of every optimizer of torch and pytorch_optimizer, and of Anon (a few minutes)."""
+    try:
+        numbers = [float(gamma) for gamma in gammas.split(",")]
+    except ValueError:
+        raise _fail(f"--gammas must be numbers with commas between them, but is {gammas!r}") from None
+    _check_folder(out)
+    with _interruptible():
+        import sys
+
+        from rich.console import Console
+
+        from anon_lab import adaptivity, adaptivity_page
+
+        todo = adaptivity.candidates(numbers)
+        if optimizers is not None:
+            try:
+                todo = adaptivity.chosen(optimizers.split(","), todo)
+            except ValueError as error:
+                raise _fail(str(error)) from None
+        console = Console(file=sys.stdout)  # by hand, because some optimizers print and are kept from it
+        results = adaptivity.run(todo, adaptivity.QUICK_STEPS if quick else adaptivity.STEPS, console)
+        for table in adaptivity.tables(results):
+            console.print(table)
+        try:
+            paths = adaptivity_page.save(results, out)
+        except OSError as error:
+            raise _fail(f"could not write to {out}: {error.strerror}") from None
+        console.print(f"{results.wall_s:.0f} s; the page is the last of")
+        for path in paths:
+            typer.echo(path)
 
 
 @app.command(

@@ -135,17 +135,17 @@ def run(plan: Plan, console: Console) -> Results:
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    with _one_thread(), Progress(*columns, console=console, transient=True) as progress:
+    with one_thread(), Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=runs * plan.epochs, loss=math.nan)
 
         def report(description: str, loss: float) -> None:
             progress.update(bar, advance=1, description=f"{description:<14}", loss=loss)
 
-        outcomes = [_outcome(entrant, plan, report) for entrant in todo]
+        outcomes = [outcome_of(entrant, plan, report) for entrant in todo]
     return Results(plan, outcomes, time.perf_counter() - start)
 
 
-def _outcome(entrant: Entrant, plan: Plan, report: Callable[[str, float], None]) -> Outcome:
+def outcome_of(entrant: Entrant, plan: Plan, report: Callable[[str, float], None]) -> Outcome:
     data = digits.data()
     rates = [entrant.middle * factor for factor in plan.rates]
 
@@ -193,7 +193,7 @@ def _loss(net: torch.nn.Module, images: digits.Images) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """These matrices are so small that a second thread only costs time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -3,22 +3,30 @@
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
-def write_bytes(path: Path, content: bytes) -> Path:
-    """Put the content in place with one rename, so that no reader and no interruption ever meets half a file."""
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name with one rename at the end: no reader and no interruption ever meets half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())  # else a power cut could leave the new name on an empty file
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    with replacing(path) as file:
+        file.write(content)
     return path
 
 

@@ -1,8 +1,6 @@
 """The demo's results as files: a page that needs no network, a picture, and every number in JSON."""
 
 import io
-import json
-from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from statistics import mean, stdev
@@ -12,19 +10,16 @@ from typing import Any
 import matplotlib as mpl
 import plotly.graph_objects as go
 from matplotlib.figure import Figure
-from plotly.colors import sample_colorscale
-from plotly.offline import get_plotlyjs
 
 from anon_lab import demo
 from anon_lab.demo import Outcome, Results
-from anon_lab.files import finite, write_json, write_text
+from anon_lab.files import write_json, write_text
+from anon_lab.html import GRID, gamma_colour, heading, html_table, page
 from anon_lab.palette import COLOUR, DASH, viridis
 from anon_lab.tasks import digits
 
 LINK = "#8a93a0"
 SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
-INK = ("#1d232b", "#e4e8ee")
-GRID = ("#dfe3e8", "#363c46")
 
 
 def save(results: Results, out: Path) -> Path:
@@ -98,7 +93,7 @@ def accuracy_figure(results: Results, dark: bool = False) -> go.Figure:
         title={"text": "adaptivity γ", "standoff": 12}, range=_edges(results), tickvals=gammas, ticktext=ticks
     )
     figure.update_yaxes(title="test accuracy in %")
-    return _dress(figure, dark)
+    return figure
 
 
 def _add_baseline(figure: go.Figure, outcome: Outcome, edges: list[float], dark: bool) -> None:
@@ -126,7 +121,7 @@ def _add_baseline(figure: go.Figure, outcome: Outcome, edges: list[float], dark:
 
 
 def _add_anon(figure: go.Figure, outcome: Outcome, gamma: float, dark: bool) -> None:
-    (middle, spread), colour = _stats(outcome), _gamma_colour(gamma, dark)
+    (middle, spread), colour = _stats(outcome), gamma_colour(gamma, dark)
     seeds = [100 * accuracy for accuracy in outcome.test]
     marker = {"color": colour, "size": 6, "opacity": 0.35}
     figure.add_scatter(x=[gamma] * len(seeds), y=seeds, mode="markers", marker=marker, **SILENT)
@@ -148,7 +143,7 @@ def loss_figure(results: Results, dark: bool = False) -> go.Figure:
         if outcome.gamma is None:
             line = {"color": COLOUR[outcome.name][dark], "dash": DASH[outcome.name], "width": 2.5}
         else:
-            line = {"color": _gamma_colour(outcome.gamma, dark), "width": 2.5}
+            line = {"color": gamma_colour(outcome.gamma, dark), "width": 2.5}
         losses = [mean(epoch) for epoch in zip(*outcome.loss, strict=True)]
         figure.add_scatter(
             x=list(range(len(losses))),
@@ -161,63 +156,25 @@ def loss_figure(results: Results, dark: bool = False) -> go.Figure:
     figure.update_xaxes(title="epochs")
     figure.update_yaxes(title="training loss in nats", type="log", dtick=1, exponentformat="power")
     figure.update_layout(hovermode="x unified")
-    return _dress(figure, dark)
-
-
-def _gamma_colour(gamma: float, dark: bool) -> str:
-    return str(sample_colorscale("Viridis", viridis(gamma, dark))[0])
-
-
-def _dress(figure: go.Figure, dark: bool) -> go.Figure:
-    """The look that all plots of the page share."""
-    figure.update_layout(
-        template=None,
-        font={"family": "system-ui, sans-serif", "size": 14, "color": INK[dark]},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        hoverlabel={"bgcolor": "#22272f" if dark else "#ffffff", "font_color": INK[dark]},
-        margin={"l": 62, "r": 12, "t": 12, "b": 50},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        dragmode=False,
-    )
-    figure.update_xaxes(gridcolor=GRID[dark], zeroline=False, linecolor=GRID[dark], automargin=True)
-    figure.update_yaxes(gridcolor=GRID[dark], zeroline=False, automargin=True)
     return figure
 
 
 def html(results: Results) -> str:
-    """The whole page, plotly's script included, light or dark as the reader's browser is."""
-    # Both looks travel along, because only the browser knows which one it wants.
-    figures = {
-        name: {look: draw(results, look == "dark").to_plotly_json() for look in ("light", "dark")}
-        for name, draw in (("accuracy", accuracy_figure), ("loss", loss_figure))
-    }
-    return Template(PAGE).substitute(
-        title=_heading(demo.finding(results)),
-        loss_title=_heading(demo.loss_finding(results)),
+    """The whole page."""
+    body = Template(BODY).substitute(
+        loss_title=heading(demo.loss_finding(results)),
         seeds=results.plan.seeds,
         image=f"{100 / digits.N_TEST:.1f}",
         edge=demo.EDGE * any(outcome.at_edge for outcome in results.outcomes),
-        table=_table(demo.COLUMNS, demo.rows(results)),
+        table=html_table(demo.COLUMNS, demo.rows(results)),
         how=_how(results),
         tuning=_tuning(results),
-        plotly=get_plotlyjs(),
-        figures=json.dumps(finite(figures)).replace("</", "<\\/"),
     )
-
-
-def _heading(sentence: str) -> str:
-    """Escaped, and never broken inside "γ = 1" or "97 %"."""
-    return escape(sentence).replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}").replace(" %", "\N{NO-BREAK SPACE}%")
-
-
-def _table(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
-    """An HTML table; cells are text, the first of each row its heading."""
-    lines = ["<tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
-    for first, *rest in body:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        lines.append(f"<tr><th>{escape(first)}</th>{cells}</tr>")
-    return '<div class="wide"><table>' + "\n".join(lines) + "</table></div>"
+    plots = {
+        "accuracy": lambda dark: accuracy_figure(results, dark),
+        "loss": lambda dark: loss_figure(results, dark),
+    }
+    return page(demo.finding(results), body, plots, "The plots need JavaScript; demo.svg beside this page does not.")
 
 
 def _tuning(results: Results) -> str:
@@ -233,7 +190,7 @@ def _tuning(results: Results) -> str:
         ]
         for outcome in results.outcomes
     ]
-    return _table(head, body)
+    return html_table(head, body)
 
 
 def _how(results: Results) -> str:
@@ -260,35 +217,8 @@ def _how(results: Results) -> str:
     return "".join(f"<li>{escape(item)}</li>" for item in items)
 
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>$title</title>
-<style>
-:root { --ink: #1d232b; --soft: #5a6472; --back: #ffffff; --line: #dfe3e8; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa4b2; --back: #14171c; --line: #363c46; } }
-body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 56rem; background: var(--back); color: var(--ink);
-  font: 1rem/1.55 system-ui, sans-serif; }
-h1 { font-size: clamp(1.4rem, 4.5vw, 2.1rem); line-height: 1.2; text-wrap: balance; margin: 0 0 .6rem; }
-h2 { font-size: 1.25rem; line-height: 1.3; text-wrap: balance; margin: 2.8rem 0 .4rem; }
-p, li { max-width: 46rem; }
-.note, li { color: var(--soft); font-size: .92rem; }
-.plot { height: 27rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .95rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); font-weight: normal; }
-th:first-child { text-align: left; padding-left: 0; }
-tr:first-child th { color: var(--soft); font-size: .85rem; }
-summary { cursor: pointer; margin-top: 1.5rem; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>Anon has one knob more than Adam: the adaptivity γ, how strongly a step compensates for the size of the gradient.
-At 0 it behaves like SGD with momentum, at 1 like Adam, and it may lie between or beyond.</p>
+BODY = """<p>Anon has one knob more than Adam: the adaptivity γ, how strongly a step compensates for the size of the
+gradient. At 0 it behaves like SGD with momentum, at 1 like Adam, and it may lie between or beyond.</p>
 <div class="plot" id="accuracy"></div>
 <p class="note">Large points: mean over $seeds seeds, with one standard deviation; small points: the seeds. Lines and
 bands: the same for the baselines. One test image is $image %.</p>
@@ -304,21 +234,4 @@ $table
 <details><summary>Every learning rate tried: validation accuracy in %</summary>
 $tuning
 </details>
-<noscript>The plots need JavaScript; demo.svg beside this page does not.</noscript>
-<script>$plotly</script>
-<script>
-const figures = $figures;
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const config = {responsive: true, displayModeBar: false};
-function draw() {
-  for (const [id, looks] of Object.entries(figures)) {
-    const figure = looks[dark.matches ? "dark" : "light"];
-    Plotly.react(id, figure.data, figure.layout, config);
-  }
-}
-dark.addEventListener("change", draw);
-draw();
-</script>
-</body>
-</html>
 """

@@ -9,8 +9,25 @@ COLOUR = {
     "Adam": ("#000000", "#ffffff"),
     "AMSGrad": ("#7a7a7a", "#b0b0b0"),
     "AdaBelief": ("#e69f00", "#ffc658"),
+    "RAdam": ("#a50026", "#ff7a85"),
+    "Yogi": ("#e0708a", "#f7a8bb"),
+    "AdaHessian": ("#5a3a22", "#c9a98c"),
+    "AdaBound": ("#a89078", "#d8c7b4"),
+    "AdaMomentum": ("#999933", "#d4d46a"),
 }
-DASH = {"SGDM": "dash", "AdamW": "dot", "SGD": "longdash", "Adam": "solid", "AMSGrad": "dashdot", "AdaBelief": "dash"}
+DASH = {
+    "SGDM": "dash",
+    "AdamW": "dot",
+    "SGD": "longdash",
+    "Adam": "solid",
+    "AMSGrad": "dashdot",
+    "AdaBelief": "dash",
+    "RAdam": "dashdot",
+    "Yogi": "dot",
+    "AdaHessian": "longdash",
+    "AdaBound": "dashdot",
+    "AdaMomentum": "longdash",
+}
 
 
 def viridis(gamma: float, dark: bool = False) -> float:

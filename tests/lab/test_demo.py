@@ -12,6 +12,7 @@ from statistics import mean, stdev
 
 import pytest
 import torch
+from plotly.offline import get_plotlyjs
 from rich.console import Console
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner, Result
@@ -90,7 +91,7 @@ def test_page_needs_no_network(quick: tuple[Result, Path]) -> None:
     scripts = re.findall(r"<script.*?>", text[: text.index("/**")] + text[text.rindex("<script>") :])
     assert scripts == ["<script>", "<script>"]
     # plotly's own script mentions addresses of maps and licences, none of which these plots load
-    own = text.replace(page.get_plotlyjs(), "")
+    own = text.replace(get_plotlyjs(), "")
     assert len(own) < 100_000
     assert not re.search(r"https?:|<link|<img|<iframe|@import|url\(|\bsrc\s*=", own)
 
@@ -205,7 +206,7 @@ def test_diverged_run_is_null_in_json_and_last_in_the_sentence() -> None:
     assert record["outcomes"][2]["final_loss"] is None
     assert record["outcomes"][2]["loss"] == [[2.0, None], [2.0, None], [2.0, 1.0]]
     assert "Anon γ = 1 with the highest" in record["loss_finding"]
-    assert "NaN" not in page.html(shown).replace(page.get_plotlyjs(), "")
+    assert "NaN" not in page.html(shown).replace(get_plotlyjs(), "")
 
 
 def test_digits_are_cut_into_parts_without_loss_or_overlap() -> None:

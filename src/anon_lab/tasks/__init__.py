@@ -1,1 +1,117 @@
-"""The tasks: each module holds a model, its data and a loss, and knows nothing about optimizers."""
+"""What is trained: each task is a model, its data and a loss, and knows nothing of optimizers."""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, ...]
+Split = Literal["validation", "test"]
+
+NAMES: Mapping[str, str] = {
+    "digits": "8 x 8 digits that come with scikit-learn; a small MLP",
+    "fashion": "Fashion-MNIST; a small CNN",
+    "cifar10": "CIFAR-10; ResNet-20 or a small ViT",
+    "imagenet": "any image folder; ResNet-18 or ResNet-50",
+    "gpt": "any text; GPT-2 small, medium, or one of 20 M parameters",
+    "diffusion": "CIFAR-10 as an unconditional diffusion model; FID",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How long and how a task is usually trained, whatever the optimizer."""
+
+    batch_size: int
+    """Examples a step, over all processes."""
+    epochs: float | None = None
+    """Passes over the training data; None where `steps` says how long."""
+    steps: int | None = None
+    """Optimizer steps; None where `epochs` says how long."""
+    warmup: float = 0.0
+    """Share of the run in which lr rises linearly."""
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    """What lr does after the warm-up."""
+    final_lr: float = 0.0
+    """Where a cosine ends, as a share of the peak."""
+    milestones: tuple[float, ...] = ()
+    """Shares of the run at which a step schedule multiplies lr by `drop`."""
+    drop: float = 0.1
+    clip: float | None = None
+    """Largest norm of the whole gradient."""
+    weight_decay: float = 0.0
+    decay_all: bool = True
+    """Whether biases and norms decay too."""
+    ema: float | None = None
+    """Decay of the averaged weights that are evaluated instead of the last; None: the last."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The number by which runs are chosen and reported."""
+
+    name: str
+    unit: str
+    higher_is_better: bool
+
+
+class Task(Protocol):
+    """What the loop, the sweeps and the studies need of a task."""
+
+    name: str
+    unit: str
+    """What is counted a second: "images" or "tokens"."""
+    recipe: Recipe
+    metric: Metric
+    """One of the keys that `evaluate` returns."""
+
+    def model(self) -> nn.Module:
+        """A fresh network, initialised from torch's global generator."""
+        ...
+
+    def examples(self) -> int:
+        """How many training examples one epoch has."""
+        ...
+
+    def stream(
+        self, batch_size: int, seed: int, start: int, device: torch.device, rank: int = 0, world: int = 1
+    ) -> Iterator[Batch]:
+        """The batches of steps start, start + 1, ... without end; `rank`'s share of `world` equal parts of each.
+
+        A batch is a function of (seed, step, rank, world) alone, so that a run can go on from any step. An epoch drops
+        its last, incomplete batch.
+        """
+        ...
+
+    def units(self, batch: Batch) -> int:
+        """How many images or tokens a batch holds."""
+        ...
+
+    def loss(self, net: nn.Module, batch: Batch) -> Tensor:
+        """The mean training loss: a scalar. Free of host synchronisation, so that a CUDA graph can hold it."""
+        ...
+
+    def evaluate(self, net: nn.Module, split: Split, device: torch.device) -> dict[str, float]:
+        """Means over the whole split, in eval mode, the same in every run; leaves the network's mode as it was."""
+        ...
+
+
+def load(name: str, data: Path | None = None, hold_out: bool = False, **options: Any) -> Task:
+    """The task by its name.
+
+    **Arguments:**
+    - `data`: where its files lie; None where the task looks in the usual places.
+    - `hold_out`: whether the validation examples are kept from training, as choosing between settings requires.
+    - `options`: the task's own, such as `model="vit"`.
+    """
+    if name not in NAMES:
+        raise ValueError(f"task must be one of {', '.join(NAMES)}, but is {name!r}")
+    return importlib.import_module(f"anon_lab.tasks.{name}").load(data=data, hold_out=hold_out, **options)
+
+
+class DataMissing(Exception):
+    """A task's files are not there or not whole; the message says what is missing and where to get it."""

@@ -1,11 +1,14 @@
 """The digits task: a small MLP on the 1,797 handwritten digits that come with scikit-learn."""
 
 from functools import cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+
+from anon_lab.tasks import Recipe, _images
 
 N_TRAIN = 800
 N_VALIDATION = 497
@@ -53,3 +56,25 @@ def loss(net: nn.Module, images: Images) -> Tensor:
 def accuracy(net: nn.Module, images: Images) -> float:
     """Share of images whose largest output is the right digit."""
     return (net(images.pixels).argmax(1) == images.digits).float().mean().item()
+
+
+def load(data: Path | None = None, hold_out: bool = False, **options: Any) -> _images.InMemory:
+    """The task, trained as in the demo; without `hold_out` the validation digits are trained on too."""
+    del data  # scikit-learn has the images
+    _images.read_options("digits", options)
+    return _task(hold_out)
+
+
+def _task(hold_out: bool) -> _images.InMemory:
+    train, validation, test = (_images.Images(*part) for part in data())
+    if not hold_out:
+        train = _images.Images(*map(torch.cat, zip(train, validation, strict=True)))
+    return _images.InMemory(
+        name="digits",
+        recipe=Recipe(batch_size=100, epochs=25, schedule="constant"),
+        build=model,
+        normal=_images.IDENTITY,
+        train=train,
+        validation=validation if hold_out else None,
+        test=test,
+    )

@@ -1,0 +1,285 @@
+"""The commands that train: `anon run`, `anon sweep` and `anon compare`."""
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from anon_lab.console import check_folder, fail, interruptible
+
+if TYPE_CHECKING:
+    from anon_lab.tasks import Recipe
+
+app = typer.Typer()
+
+
+def pairs(entries: list[str], flag: str) -> dict[str, Any]:
+    """Read name=value, where the value is a Python number, tuple or truth value, or else a word."""
+    read: dict[str, Any] = {}
+    for entry in entries:
+        name, equals, text = entry.partition("=")
+        if not (name and equals):
+            raise fail(f"{flag} must be name=value, but is {entry!r}")
+        words = {"true": True, "false": False, "none": None}
+        try:
+            read[name.replace("-", "_")] = words[text.lower()] if text.lower() in words else ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            read[name.replace("-", "_")] = text
+    return read
+
+
+def recipe_with(recipe: "Recipe", **changes: Any) -> "Recipe":
+    """The recipe with what was asked for; a length in steps takes the place of one in epochs, and the reverse."""
+    from dataclasses import replace
+
+    asked = {name: value for name, value in changes.items() if value is not None}
+    if "steps" in asked and "epochs" in asked:
+        raise fail("give --steps or --epochs, not both")
+    if "steps" in asked:
+        asked["epochs"] = None
+    elif "epochs" in asked:
+        asked["steps"] = None
+    return replace(recipe, **asked)
+
+
+Data = Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the usual places")]
+Model = Annotated[str | None, typer.Option(help="One of the task's.", show_default="the task's first")]
+Option = Annotated[list[str], typer.Option("--option", help="name=value of the task's own, such as tied=false.")]
+Set = Annotated[list[str], typer.Option("--set", help="name=value of the optimizer's own, such as betas=(0.9,0.95).")]
+Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="a GPU where there is one")]
+Epochs = Annotated[float | None, typer.Option(show_default="the recipe's")]
+Steps = Annotated[int | None, typer.Option(min=1, show_default="the recipe's")]
+BatchSize = Annotated[int | None, typer.Option(min=1, show_default="the recipe's")]
+Warmup = Annotated[float | None, typer.Option(min=0, max=1, help="Share of the run in which lr rises.")]
+Schedule = Annotated[Literal["cosine", "step", "constant"] | None, typer.Option()]
+FinalLr = Annotated[float | None, typer.Option(min=0, help="End of the cosine, as a share of the peak.")]
+Clip = Annotated[float | None, typer.Option(help="Largest norm of the gradient.")]
+Ema = Annotated[float | None, typer.Option(min=0, max=1, help="Decay of averaged weights to evaluate.")]
+Evaluations = Annotated[int, typer.Option(min=1, help="How often a run is evaluated.")]
+Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute the loss in bfloat16.")]
+MicroBatch = Annotated[int | None, typer.Option(min=1, help="Examples through the network at once.")]
+Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the network.")]
+Graph = Annotated[bool, typer.Option("--graph", help="Replay steps as a CUDA graph.")]
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Ctrl-C, missing data and mistakes end the command with one sentence."""
+    from anon_lab import launch, tasks
+
+    with interruptible():
+        try:
+            yield
+        except (ValueError, tasks.DataMissing, launch.Conflict) as error:
+            raise fail(str(error)) from None
+
+
+@app.command()
+def run(
+    task: Annotated[str, typer.Argument(help="digits, fashion, cifar10, imagenet, gpt or diffusion.")],
+    optimizer: Annotated[str, typer.Option(help="By name, as `anon optimizers` lists them.")] = "Anon",
+    lr: Annotated[float | None, typer.Option(help="The peak.", show_default="the optimizer's usual one")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Anon's adaptivity.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(show_default="the recipe's")] = None,
+    hyper: Set = [],  # noqa: B006 (typer copies it)
+    model: Model = None,
+    option: Option = [],  # noqa: B006
+    data: Data = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from --first-seed on.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0)] = 0,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    warmup: Warmup = None,
+    schedule: Schedule = None,
+    final_lr: FinalLr = None,
+    clip: Clip = None,
+    ema: Ema = None,
+    hold_out: Annotated[bool, typer.Option("--hold-out", help="Keep a validation part from training.")] = False,
+    evaluations: Evaluations = 20,
+    bf16: Bf16 = False,
+    micro_batch: MicroBatch = None,
+    compile: Compile = False,
+    graph: Graph = False,
+    together: Annotated[bool, typer.Option("--together", help="Train all seeds at once.")] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="Refuse kernels that vary.")] = False,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(show_default="out/run/TASK-OPTIMIZER")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in --out stopped.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps; 0 for none.")] = 1000,
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard's files.")] = True,
+) -> None:
+    """Train a network, from one seed or several; under torchrun, on several GPUs."""
+    out = out or Path("out/run") / f"{task}-{optimizer}"
+    check_folder(out)
+    with _one_sentence():
+        import torch
+        from rich.console import Console
+
+        from anon_lab import launch, optimizers, tasks
+        from anon_lab.settings import Settings
+
+        torch.use_deterministic_algorithms(deterministic)
+        chosen = pairs(option, "--option") | ({"model": model} if model else {})
+        settings = pairs(hyper, "--set")
+        settings |= {"gamma": gamma} if gamma is not None else {}
+        settings |= {"weight_decay": weight_decay} if weight_decay is not None else {}
+        entry = optimizers.get(optimizer)
+        loaded = tasks.load(task, data, hold_out, **chosen)
+        base = Settings(
+            task=task,
+            optimizer=entry.name,
+            lr=entry.lr if lr is None else lr,
+            recipe=recipe_with(
+                loaded.recipe,
+                epochs=epochs,
+                steps=steps,
+                batch_size=batch_size,
+                warmup=warmup,
+                schedule=schedule,
+                final_lr=final_lr,
+                clip=clip,
+                ema=ema,
+            ),
+            hyper=settings,
+            options=chosen,
+            hold_out=hold_out,
+            precision="bf16" if bf16 else "fp32",
+            micro_batch=micro_batch,
+            compile=compile,
+            graph=graph,
+            evaluations=evaluations,
+        )
+        plan = launch.Plan(out, resume, seeds if together else 1, checkpoint_every, tensorboard)
+        with launch.place(device) as where:
+            console = Console(quiet=where.rank > 0)
+            results = launch.launch(loaded, launch.seeds(base, first_seed, seeds), plan, where, console)
+            console.print(launch.table(loaded, results))
+            console.print(f"everything is in {out}")
+
+
+@app.command()
+def sweep(
+    task: Annotated[str, typer.Argument(help="As for `anon run`.")],
+    optimizer: Annotated[
+        list[str],
+        typer.Option(help="Name, or name:setting=value,... for what is not searched; once for each contender."),
+    ],
+    trials: Annotated[int, typer.Option(min=1, help="For each contender alike.")] = 20,
+    ranges: Annotated[
+        list[str], typer.Option("--range", help="NAME:setting=low..high, in place of the registry's.")
+    ] = [],  # noqa: B006
+    model: Model = None,
+    option: Option = [],  # noqa: B006
+    data: Data = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    warmup: Warmup = None,
+    schedule: Schedule = None,
+    final_lr: FinalLr = None,
+    clip: Clip = None,
+    ema: Ema = None,
+    evaluations: Evaluations = 10,
+    bf16: Bf16 = False,
+    micro_batch: MicroBatch = None,
+    compile: Compile = False,
+    graph: Graph = False,
+    together: Annotated[int, typer.Option(min=1, help="Trials that train at once, in one process.")] = 1,
+    prune: Annotated[bool, typer.Option(help="Give up trials that are behind the median.")] = True,
+    storage: Annotated[str | None, typer.Option(help="Any Optuna address.", show_default="a file in --out")] = None,
+    device: Device = None,
+    out: Annotated[Path | None, typer.Option(show_default="out/sweep/TASK")] = None,
+) -> None:
+    """Tune optimizers alike on validation examples: the same trials, the same pruning; goes on where it stopped."""
+    out = out or Path("out/sweep") / task
+    check_folder(out)
+    with _one_sentence():
+        from rich.console import Console
+
+        from anon_lab import launch, tasks
+        from anon_lab import sweep as sweeps
+        from anon_lab.settings import Settings
+
+        chosen = pairs(option, "--option") | ({"model": model} if model else {})
+        loaded = tasks.load(task, data, hold_out=True, **chosen)
+        base = Settings(
+            task=task,
+            optimizer="",
+            lr=0.0,
+            recipe=recipe_with(
+                loaded.recipe,
+                epochs=epochs,
+                steps=steps,
+                batch_size=batch_size,
+                warmup=warmup,
+                schedule=schedule,
+                final_lr=final_lr,
+                clip=clip,
+                ema=ema,
+            ),
+            options=chosen,
+            precision="bf16" if bf16 else "fp32",
+            micro_batch=micro_batch,
+            compile=compile,
+            graph=graph,
+            evaluations=evaluations,
+        )
+        changed = [_range(entry) for entry in ranges]
+        contenders = [_contender(entry, changed) for entry in optimizer]
+        plan = sweeps.Plan(trials, out, storage, together, prune)
+        sweeps.keep(base, contenders, plan, data)
+        with launch.place(device) as where:
+            sweeps.tune_all(loaded, base, contenders, plan, where, Console())
+        typer.echo(f"next: anon compare {out}")
+
+
+def _contender(entry: str, changed: list[tuple[str, str, Any]]) -> Any:
+    """NAME or NAME:setting=value,setting=value."""
+    from anon_lab import sweep
+
+    name, _, fixed = entry.partition(":")
+    mine = {setting: choice for label, setting, choice in changed if label.lower() in ("", name.lower())}
+    return sweep.contender(name, pairs(fixed.split(",") if fixed else [], "--optimizer"), mine)
+
+
+def _range(entry: str) -> tuple[str, str, Any]:
+    """[NAME:]setting=low..high, or setting=a|b|c for choices."""
+    from anon_lab.optimizers import Range
+
+    label, _, rest = entry.rpartition(":")
+    setting, _, text = rest.partition("=")
+    try:
+        if "|" in text:
+            return label, setting, tuple(ast.literal_eval(choice) for choice in text.split("|"))
+        low, high = (float(end) for end in text.split(".."))
+        return label, setting, Range(low, high, log=low > 0)
+    except (ValueError, SyntaxError):
+        raise fail(f"--range must be NAME:setting=low..high or NAME:setting=a|b|c, but is {entry!r}") from None
+
+
+@app.command()
+def compare(
+    sweep: Annotated[Path, typer.Argument(help="The folder of an `anon sweep`.")],
+    seeds: Annotated[int, typer.Option(min=3, help="Fresh seeds for each contender.")] = 5,
+    device: Device = None,
+    data: Data = None,
+) -> None:
+    """Train each contender's best setting from fresh seeds; print mean and 95 % interval; write the report."""
+    check_folder(sweep)
+    with _one_sentence():
+        from rich.console import Console
+
+        from anon_lab import compare, launch, report, tasks
+        from anon_lab import sweep as sweeps
+
+        base, contenders, plan, kept = sweeps.kept(sweep)
+        loaded = tasks.load(base.task, data or kept, **base.options)
+        console = Console()
+        with launch.place(device) as where:
+            outcomes = compare.finish(loaded, base, contenders, plan, seeds, where, console)
+        console.print(compare.table(outcomes, loaded.metric))
+        typer.echo(report.save(base, outcomes, loaded.metric, sweep))

@@ -1,0 +1,1 @@
+"""The networks that the tasks train, and the one that judges images."""

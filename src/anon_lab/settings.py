@@ -1,0 +1,99 @@
+"""Everything that decides what a training run computes, and what it was computed with."""
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import anon_optim
+from anon_lab.tasks import Recipe, Task
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run: equal settings on the same machine and versions give the same numbers."""
+
+    task: str
+    optimizer: str
+    lr: float
+    """The peak, in the optimizer's own unit."""
+    recipe: Recipe
+    seed: int = 0
+    """Of the initial weights, of the order and augmentation of the data, and of dropout or noise in the loss."""
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    """The optimizer's other settings, such as gamma; weight_decay, where given, goes before the recipe's."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The task's own, such as its model."""
+    hold_out: bool = False
+    """Whether validation examples are kept from training and evaluated on, instead of the test set."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_batch: int | None = None
+    """Examples that go through the network at once, on each process; None: the whole batch."""
+    compile: bool = False
+    graph: bool = False
+    """Whether a step is replayed as a CUDA graph."""
+    evaluations: int = 20
+    """How often, evenly over the run, the network is evaluated; the last time is after the last step."""
+
+    def steps(self, task: Task) -> int:
+        """The length of the run."""
+        if self.recipe.steps is not None:
+            return self.recipe.steps
+        if self.recipe.epochs is None:
+            raise ValueError("recipe must say epochs or steps, but has neither")
+        return max(1, round(self.recipe.epochs * (task.examples() // self.recipe.batch_size)))
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as JSON will give them back: tuples as lists."""
+        return json.loads(json.dumps(asdict(self)))
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Settings":
+        recipe = dict(record["recipe"])
+        recipe["milestones"] = tuple(recipe["milestones"])
+        return cls(**{**record, "recipe": Recipe(**recipe)})
+
+    def difference(self, other: "Settings") -> str | None:
+        """The first field that differs, as "name is 1, but was 2"; None where all agree."""
+        mine, theirs = self.as_json(), other.as_json()
+        for name in (each.name for each in fields(self)):
+            if mine[name] != theirs[name]:
+                return f"{name} is {mine[name]}, but was {theirs[name]}"
+        return None
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Versions, machine and git commit, for config.json."""
+    names = ("torch", "triton", "numpy", "pytorch_optimizer", "optuna")
+    return {
+        "versions": {
+            "anon-optim": anon_optim.__version__,
+            "python": platform.python_version(),
+            **{name: found for name in names if (found := _version(name))},
+        },
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "commit": commit(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The checkout that this package runs from, marked where it has changes; None where it is installed otherwise."""
+    here = Path(__file__).parent
+    try:
+        ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
