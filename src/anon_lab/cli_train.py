@@ -1,6 +1,9 @@
 """The commands that train: `anon run`, `anon sweep` and `anon compare`."""
 
 import ast
+import math
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +14,8 @@ import typer
 from anon_lab.console import check_folder, fail, interruptible
 
 if TYPE_CHECKING:
+    from anon_lab.contenders import Contender
+    from anon_lab.optimizers import Range
     from anon_lab.tasks import Recipe
 
 app = typer.Typer()
@@ -63,6 +68,13 @@ Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute the loss in bfloat16
 MicroBatch = Annotated[int | None, typer.Option(min=1, help="Examples through the network at once.")]
 Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the network.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Replay steps as a CUDA graph.")]
+
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        help="Any Optuna address, such as postgresql://HOST/NAME, for several machines.", show_default="a file in --out"
+    ),
+]
 
 
 @contextmanager
@@ -166,11 +178,12 @@ def sweep(
     task: Annotated[str, typer.Argument(help="As for `anon run`.")],
     optimizer: Annotated[
         list[str],
-        typer.Option(help="Name, or name:setting=value,... for what is not searched; once for each contender."),
+        typer.Option(help="NAME, or NAME:gamma=1.1,... to fix what is not to be searched; once for each contender."),
     ],
-    trials: Annotated[int, typer.Option(min=1, help="For each contender alike.")] = 20,
+    trials: Annotated[int, typer.Option(min=1, help="For each contender; later calls may raise it.")] = 20,
     ranges: Annotated[
-        list[str], typer.Option("--range", help="NAME:setting=low..high, in place of the registry's.")
+        list[str],
+        typer.Option("--range", help="[NAME:]setting=low..high or =a|b|c, in place of what `anon optimizers` lists."),
     ] = [],  # noqa: B006
     model: Model = None,
     option: Option = [],  # noqa: B006
@@ -189,20 +202,29 @@ def sweep(
     compile: Compile = False,
     graph: Graph = False,
     together: Annotated[int, typer.Option(min=1, help="Trials that train at once, in one process.")] = 1,
-    prune: Annotated[bool, typer.Option(help="Give up trials that are behind the median.")] = True,
-    storage: Annotated[str | None, typer.Option(help="Any Optuna address.", show_default="a file in --out")] = None,
+    prune: Annotated[bool, typer.Option(help="Give up trials that are behind the median at the same step.")] = True,
+    storage: Storage = None,
+    name: Annotated[str | None, typer.Option(help="Of this sweep in --storage.", show_default="the task's")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Start trials again that machines, now gone, left unfinished.")
+    ] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps; 0 for none.")] = 500,
     device: Device = None,
     out: Annotated[Path | None, typer.Option(show_default="out/sweep/TASK")] = None,
 ) -> None:
-    """Tune optimizers alike on validation examples: the same trials, the same pruning; goes on where it stopped."""
+    """Tune optimizers alike: as many trials, judged on validation examples; the same call goes on where it stopped."""
     out = out or Path("out/sweep") / task
     check_folder(out)
     with _one_sentence():
         from rich.console import Console
 
-        from anon_lab import launch, tasks
+        from anon_lab import launch, sweep_folder, tasks
         from anon_lab import sweep as sweeps
         from anon_lab.settings import Settings
+        from anon_lab.study import Plan
+
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise fail("anon sweep needs no torchrun: start it once for each GPU, with --device")
 
         chosen = pairs(option, "--option") | ({"model": model} if model else {})
         loaded = tasks.load(task, data, hold_out=True, **chosen)
@@ -228,58 +250,94 @@ def sweep(
             graph=graph,
             evaluations=evaluations,
         )
-        changed = [_range(entry) for entry in ranges]
-        contenders = [_contender(entry, changed) for entry in optimizer]
-        plan = sweeps.Plan(trials, out, storage, together, prune)
-        sweeps.keep(base, contenders, plan, data)
+        plan = Plan(trials, out, name or task, storage, together, prune, checkpoint_every, take_over)
+        kept = sweep_folder.keep(sweep_folder.Sweep(base, _contenders(optimizer, ranges), plan, data))
+        console = Console()
         with launch.place(device) as where:
-            sweeps.tune_all(loaded, base, contenders, plan, where, Console())
-        typer.echo(f"next: anon compare {out}")
+            tried = sweeps.tune_all(loaded, base, kept.contenders, plan, where, console)
+        console.print(sweeps.table(kept.contenders, tried, loaded.metric))
+        missing = sum(trials - len(over) for over in tried)
+        if missing > 0:
+            typer.echo(f"{missing} trials are at other processes; if those are gone, go on with --take-over")
+        else:
+            typer.echo(f"next: anon compare {out}")
 
 
-def _contender(entry: str, changed: list[tuple[str, str, Any]]) -> Any:
-    """NAME or NAME:setting=value,setting=value."""
-    from anon_lab import sweep
+def _contenders(entries: list[str], ranges: list[str]) -> "list[Contender]":
+    """From NAME or NAME:setting=value,setting=value, each with the ranges that name it or nobody."""
+    from anon_lab import optimizers
+    from anon_lab.contenders import contender
 
-    name, _, fixed = entry.partition(":")
-    mine = {setting: choice for label, setting, choice in changed if label.lower() in ("", name.lower())}
-    return sweep.contender(name, pairs(fixed.split(",") if fixed else [], "--optimizer"), mine)
+    names = [optimizers.get(entry.partition(":")[0]).name for entry in entries]
+    changed = [_range(entry) for entry in ranges]
+    for name, _, _ in changed:
+        if name is not None and name not in names:
+            raise fail(f"--range must name an optimizer that is compared ({', '.join(names)}), but names {name}")
+    made = []
+    for name, entry in zip(names, entries, strict=True):
+        fixed = re.split(r",(?![^(]*\))", entry.partition(":")[2])  # at commas, but not at those of betas=(0.9,0.99)
+        mine = {setting: choice for owner, setting, choice in changed if owner in (None, name)}
+        made.append(contender(name, pairs([each for each in fixed if each], "--optimizer"), mine))
+    labels = [each.label for each in made]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise fail(f"--optimizer must name each contender once, but names {label} {labels.count(label)} times")
+    return made
 
 
-def _range(entry: str) -> tuple[str, str, Any]:
-    """[NAME:]setting=low..high, or setting=a|b|c for choices."""
+def _range(entry: str) -> "tuple[str | None, str, Range | tuple[Any, ...]]":
+    """Whose it is, None for everyone's, the setting and where to search it."""
+    from anon_lab import optimizers
     from anon_lab.optimizers import Range
 
-    label, _, rest = entry.rpartition(":")
+    name, _, rest = entry.rpartition(":")
     setting, _, text = rest.partition("=")
+    owner = optimizers.get(name) if name else None
+    if "|" in text:
+        return (
+            owner and owner.name,
+            setting,
+            tuple(pairs([f"{setting}={each}"], "--range")[setting] for each in text.split("|")),
+        )
     try:
-        if "|" in text:
-            return label, setting, tuple(ast.literal_eval(choice) for choice in text.split("|"))
         low, high = (float(end) for end in text.split(".."))
-        return label, setting, Range(low, high, log=low > 0)
-    except (ValueError, SyntaxError):
-        raise fail(f"--range must be NAME:setting=low..high or NAME:setting=a|b|c, but is {entry!r}") from None
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not (setting and -math.inf < low < high < math.inf):
+        raise fail(f"--range must be [NAME:]setting=low..high or [NAME:]setting=a|b|c, but is {entry!r}")
+    known = owner.space.get(setting) if owner else None
+    # As the registry searches it; else evenly in its logarithm, as suits a scale, unless it reaches below zero.
+    log = known.log if isinstance(known, Range) and low > 0 else low > 0 and setting != "gamma"
+    return owner and owner.name, setting, Range(low, high, log)
 
 
 @app.command()
 def compare(
     sweep: Annotated[Path, typer.Argument(help="The folder of an `anon sweep`.")],
-    seeds: Annotated[int, typer.Option(min=3, help="Fresh seeds for each contender.")] = 5,
+    seeds: Annotated[int, typer.Option(min=3, help="Fresh ones, for each contender.")] = 5,
+    storage: Storage = None,
+    data: Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the sweep's")] = None,
     device: Device = None,
-    data: Data = None,
 ) -> None:
-    """Train each contender's best setting from fresh seeds; print mean and 95 % interval; write the report."""
+    """Train each contender's best setting from fresh seeds; print mean and 95 % interval; write compare.html."""
     check_folder(sweep)
     with _one_sentence():
+        from dataclasses import replace
+
         from rich.console import Console
 
-        from anon_lab import compare, launch, report, tasks
-        from anon_lab import sweep as sweeps
+        from anon_lab import compare, launch, report, sweep_folder, tasks
 
-        base, contenders, plan, kept = sweeps.kept(sweep)
-        loaded = tasks.load(base.task, data or kept, **base.options)
-        console = Console()
+        kept = sweep_folder.kept(sweep)
+        if storage is not None:
+            kept = replace(kept, plan=replace(kept.plan, storage=storage))
+        loaded = tasks.load(kept.base.task, data or kept.data, **kept.base.options)
         with launch.place(device) as where:
-            outcomes = compare.finish(loaded, base, contenders, plan, seeds, where, console)
-        console.print(compare.table(outcomes, loaded.metric))
-        typer.echo(report.save(base, outcomes, loaded.metric, sweep))
+            console = Console(quiet=where.rank > 0)
+            outcomes = compare.finish(loaded, kept, seeds, where, console)
+            if where.rank == 0:
+                path = report.save(kept, outcomes, loaded.metric)
+                console.print(compare.table(outcomes, loaded.metric))
+                for remark in compare.remarks(outcomes):
+                    console.print(remark)
+                typer.echo(path)

@@ -2,20 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from dataclasses import dataclass, field, replace
+from statistics import mean
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from anon_lab import launch
 from anon_lab.contenders import Contender
 from anon_lab.run_folder import RunFolder
+from anon_lab.significance import interval, verdict
 from anon_lab.study import Tried, best, open_study, running, tried
-from anon_lab.sweep import folder_of, in_words
+from anon_lab.sweep import in_words
 from anon_lab.sweep_folder import Sweep
 from anon_lab.tasks import Metric, Task
 
@@ -38,37 +38,15 @@ class Outcome:
     curves: list[list[dict[str, Any]]]
     """log.jsonl of each fresh seed."""
 
+    at_edge: list[str] = field(default_factory=list)
+    """Settings whose best value lies at an end of what was searched."""
+
     def values(self, metric: Metric) -> list[float]:
         """The final metric of every seed that did not diverge."""
         return [result["evaluation"][metric.name] for result in self.results if not result["diverged"]]
 
     def diverged(self) -> int:
         return sum(result["diverged"] for result in self.results)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half-width of its 95 % interval, by Student's t; None for a single value, which has none."""
-    n = len(values)
-    if n < 2:
-        return mean(values), None
-    return mean(values), float(stats.t.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n)
-
-
-def p_value(ours: Sequence[float], other: Sequence[float]) -> float | None:
-    """Of Welch's two-sided test for equal means; None where a side has fewer than two values."""
-    if len(ours) < 2 or len(other) < 2:
-        return None
-    if stdev(ours) == stdev(other) == 0:  # in the limit of no spread any difference is a sure one
-        return 1.0 if mean(ours) == mean(other) else 0.0
-    return float(stats.ttest_ind(ours, other, equal_var=False)[1])  # pyright: ignore[reportArgumentType]
-
-
-def verdict(ours: Sequence[float], other: Sequence[float], metric: Metric) -> str:
-    """ "better", "worse" or "tie": whether the means differ at 5 %."""
-    p = p_value(ours, other)
-    if p is None or p >= 0.05:
-        return "tie"
-    return "better" if (mean(ours) > mean(other)) == metric.higher_is_better else "worse"
 
 
 def finish(task: Task, sweep: Sweep, seeds: int, where: launch.Place, console: Console) -> list[Outcome]:
@@ -111,11 +89,11 @@ def _finish(
         torch.cuda.reset_peak_memory_stats(where.device)  # else a contender would show the largest one's memory
     wanted = launch.seeds(contender.settings(sweep.base, chosen.found), FIRST_SEED, seeds)
     # By trial: after more trials another may be the best, and what was trained from this one stays as it is.
-    out = folder_of(sweep.plan.out, "report", contender) / f"trial-{chosen.number}"
+    out = sweep.plan.out / "report" / f"{contender.folder}, trial {chosen.number}"
     plan = launch.Plan(out, resume=True, together=sweep.plan.together)
     results = launch.launch(task, wanted, plan, where, console)
     curves = [list(RunFolder(launch.folder(out, each)).records()) for each in wanted]
-    return replace(outcome, chosen=chosen, results=results, curves=curves)
+    return replace(outcome, chosen=chosen, results=results, curves=curves, at_edge=contender.at_edge(chosen.found))
 
 
 def ranked(outcomes: Sequence[Outcome], metric: Metric) -> list[Outcome]:
@@ -147,6 +125,14 @@ def rows(outcomes: Sequence[Outcome], metric: Metric) -> list[list[str]]:
         setting = in_words(outcome.chosen.settings) if outcome.chosen else ""
         lines.append([outcome.label, with_interval(values), judged, lost, setting])
     return lines
+
+
+def remarks(outcomes: Sequence[Outcome]) -> list[str]:
+    """What to keep in mind about these numbers."""
+    outer = [f"{' and '.join(outcome.at_edge)} of {outcome.label}" for outcome in outcomes if outcome.at_edge]
+    if not outer:
+        return []
+    return [f"Found at the end of what was searched, so that a wider --range may hold better: {'; '.join(outer)}."]
 
 
 def columns(metric: Metric) -> list[str]:

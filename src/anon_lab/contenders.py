@@ -1,5 +1,6 @@
 """What is compared: optimizers, what of each is fixed, and where the rest is searched."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -22,6 +23,11 @@ class Contender:
     optimizer: str
     space: Space
     fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """The label as the name of a folder."""
+        return self.label.replace("/", "_")
 
     def suggest(self, trial: Trial) -> None:
         """Let the trial choose from every range; its `params` then hold what it found.
@@ -46,6 +52,17 @@ class Contender:
             else:
                 numbers[name] = found[name] * choice.per_gamma ** {**self.fixed, **found}["gamma"]
         return numbers
+
+    def at_edge(self, found: Mapping[str, Any]) -> list[str]:
+        """The settings that a trial found in the outer twentieth of their range: the best may lie beyond it."""
+        outer = []
+        for name, choice in self.space.items():
+            if isinstance(choice, Range):
+                scale = math.log if choice.log else float
+                low, high, value = map(scale, (choice.low, choice.high, found[name]))
+                if not 0.05 < (value - low) / (high - low) < 0.95:
+                    outer.append(name)
+        return outer
 
     def settings(self, base: Settings, found: Mapping[str, Any]) -> Settings:
         """The run that a trial describes."""

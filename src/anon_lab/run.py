@@ -45,7 +45,9 @@ class Run:
         torch.manual_seed(settings.seed)
         self.net = task.model().to(device)
         self.entry = optimizers.get(settings.optimizer)
-        self.in_graph = settings.graph and self.entry.name in IN_GRAPH
+        # What else an optimizer needs is not the same at every step, as a graph's work must be.
+        self.graph = settings.graph and self.entry.needs in ("gradient", "views")
+        self.in_graph = self.graph and self.entry.name in IN_GRAPH
         self.optimizer = self._make_optimizer()
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
         ema = settings.recipe.ema

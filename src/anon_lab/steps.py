@@ -24,7 +24,7 @@ class Steps:
         batches = [run.batch() for run in self._runs]
         for run in reversed(self._runs):  # the first run's seed is the one that stays, alone or in company
             run.prepare()
-        if not self._runs[0].settings.graph:
+        if not all(run.graph for run in self._runs):
             self._eager(batches)
         elif self._taken < WARMUP:
             self._on_side_streams(batches)
@@ -58,7 +58,8 @@ class Steps:
         if self._graph is None:
             self._inputs = [tuple(torch.empty_like(part) for part in batch) for batch in batches]
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            # Only this thread's calls may break a capture: a loader's thread pins memory at any time.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self._on_side_streams(self._inputs)
         into = [part for batch in self._inputs for part in batch]
         torch._foreach_copy_(into, [part for batch in batches for part in batch])

@@ -4,12 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -116,8 +115,11 @@ class Tuning:
             stack.pop_all()
             return claims
 
+    def _stored(self, number: int) -> FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[number]
+
     def _folder(self, number: int) -> RunFolder:
-        return RunFolder(folder_of(self.plan.out, "trials", self.contender) / str(number))
+        return RunFolder(self.plan.out / "trials" / self.contender.folder / str(number))
 
     def _train(self, claims: Sequence[_Claim], report: Report) -> None:
         """Train trials in lockstep and tell the study what came out."""
@@ -153,7 +155,7 @@ class Tuning:
     def _suggested(self, claim: _Claim, group: list[int]) -> tuple[Trial, Settings]:
         """The trial with its settings chosen, or as they were chosen before an interruption."""
         self.study.sampler = sampler(claim.number)
-        trial = Trial(self.study, running(self.study)[claim.number]._trial_id)
+        trial = Trial(self.study, self._stored(claim.number)._trial_id)
         self.contender.suggest(trial)
         settings = self.contender.settings(self.base, trial.params)
         if claim.folder.config() is None:
@@ -168,7 +170,7 @@ class Tuning:
         """
         by_run = {id(run): trial for run, trial in zip(runs, trials, strict=True)}
         # After an interruption, evaluations are repeated that the study has already.
-        reported = {trial.number: set(running(self.study)[trial.number].intermediate_values) for trial in trials}
+        reported = {trial.number: set(self._stored(trial.number).intermediate_values) for trial in trials}
         over = {trial.number for trial in trials if ENDED in trial.user_attrs}
         before = self.tried()
 
@@ -214,11 +216,6 @@ def _is_behind(trial: Trial, value: float, step: int, run: Run) -> bool:
 def _end(trial: Trial, reason: str) -> None:
     with suppress(UpdateFinishedTrialError):
         trial.set_user_attr(ENDED, reason)
-
-
-def folder_of(out: Path, part: str, contender: Contender) -> Path:
-    """Where a contender's runs lie."""
-    return out / part / contender.label.replace("/", "_")
 
 
 def tune_all(

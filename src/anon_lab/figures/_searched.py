@@ -62,7 +62,8 @@ def finding(data: Data, optimum: str) -> str:
     return f"At its best learning rate the optimum {optimum} is found by " + " and ".join(sides)
 
 
-def draw(problem: Problem, levels: list[float], title: str, data: Data) -> Figure:
+def draw(problem: Problem, levels: list[float], title: str, data: Data, radius: float = NEAR) -> Figure:
+    """One panel for each optimizer, and below how many learning rates end within the radius."""
     figure = Figure(figsize=(15, 13), layout="constrained")
     cells = figure.add_gridspec(4, 5, height_ratios=[1, 1, 1, 0.75])
     for k, found in enumerate(data.short):
@@ -72,7 +73,7 @@ def draw(problem: Problem, levels: list[float], title: str, data: Data) -> Figur
         axis.tick_params(labelsize=8, labelbottom=row == 2, labelleft=column == 0)
         axis.set(xlabel="x" if row == 2 else "", ylabel="y" if column == 0 else "")
         axis.locator_params(nbins=5)
-    _draw_counts(figure.add_subplot(cells[3, :]), data)
+    _draw_counts(figure.add_subplot(cells[3, :]), data, radius)
     figure.suptitle(
         f"{title}\n{data.steps[0]} steps on {problem.title} at the best of {len(data.rates)} learning rates "
         "(* the largest tried); dot: start, square: end, star: optimum",
@@ -90,15 +91,18 @@ def _draw_search(axis: Axes, problem: Problem, levels: list[float], found: Searc
     axis.set_title(f"{found.label}\nlr {_rate(found)}, ends {distance} away", fontsize=10)
 
 
-def _draw_counts(axis: Axes, data: Data) -> None:
-    counts = [found.within(NEAR) for found in data.long]
+def _draw_counts(axis: Axes, data: Data, radius: float) -> None:
+    counts = [found.within(radius) for found in data.long]
     axis.bar(
         [found.label for found in data.long], counts, color=[colour(found.name, found.gamma) for found in data.long]
     )
     for k, count in enumerate(counts):
         axis.text(k, count, str(count), ha="center", va="bottom")
     axis.set(ylim=(0, max(*counts, 1) * 1.15), ylabel="learning rates")
-    axis.set_title(f"How many of {len(data.rates)} learning rates end within {NEAR} after {data.steps[1]} steps")
+    axis.locator_params(axis="y", integer=True)
+    axis.set_title(
+        f"How many of {len(data.rates)} learning rates end within {radius:g} of the optimum after {data.steps[1]} steps"
+    )
     axis.spines[["top", "right"]].set_visible(False)
 
 

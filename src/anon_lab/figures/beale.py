@@ -135,16 +135,16 @@ def _scan(contender: Contender, side: int, rates: list[float], steps: int) -> Sc
 
 def finding(data: Data) -> str:
     there = listed([run.label for run in data.runs if run.reaches])
-    share = {scan.label: f"{100 * max(scan.reached) / data.starts:.0f} %" for scan in data.scans}
+    most = {scan.label: max(scan.reached) for scan in data.scans}
     return (
-        f"From (−1.8, 0) the minimum is reached by {there}; over all starts γ = −0.5 finds it from "
-        f"{share['γ = −0.5']}, SGDM from {share['SGDM']}, Adam from {share['Adam']}"
+        f"From (−1.8, 0) the minimum is reached by {there}; of {data.starts} starts γ = −0.5 finds it from "
+        f"{most['γ = −0.5']}, SGDM from {most['SGDM']}, Adam from {most['Adam']}"
     )
 
 
 def draw(data: Data) -> Figure:
     figure = Figure(figsize=(12.5, 7.2), layout="constrained")
-    figure.suptitle(finding(data), fontsize=13)
+    figure.suptitle(finding(data).replace("; ", ";\n"), fontsize=13)
     columns = figure.add_gridspec(2, 2, width_ratios=[1.65, 1])
     _draw_paths(figure.add_subplot(columns[:, 0]), data)
     _draw_losses(figure.add_subplot(columns[0, 1]), data)
@@ -161,7 +161,7 @@ def _draw_paths(axis: Axes, data: Data) -> None:
     mark_ends(axis, BEALE)
     axis.annotate("start", BEALE.start, (-6, -14), textcoords="offset points", ha="right")
     axis.annotate("minimum", BEALE.optimum, (4, 12), textcoords="offset points", ha="center")
-    axis.set(xlabel="x", ylabel="y", title=f"Paths over {BEALE.title}, every first step {FIRST_STEP} long")
+    axis.set(xlabel="x", ylabel="y", title=f"Paths over {BEALE.title}, first step {FIRST_STEP} (SGDM: a tenth)")
     axis.legend(loc="lower right", fontsize=9, ncols=3, framealpha=0.95)
 
 
@@ -188,7 +188,7 @@ def _draw_scans(axis: Axes, data: Data) -> None:
     )
     for k, (scan, share) in enumerate(zip(data.scans, shares, strict=True)):
         lr = scan.rates[max(range(len(scan.rates)), key=scan.reached.__getitem__)]
-        axis.text(share + 1, k, f"{share:.0f} %  (lr {number(lr)})", va="center", fontsize=8)
+        axis.text(share + 1, k, f"{max(scan.reached)} (lr {number(lr)})", va="center", fontsize=8)
     axis.invert_yaxis()
     axis.set(
         xlim=(0, 135),
@@ -200,8 +200,8 @@ def _draw_scans(axis: Axes, data: Data) -> None:
 
 
 def table(data: Data) -> Table:
-    headings = ["optimizer", "lr", "angle", *(f"loss\n{t}" for t in data.marks), "end point"]
-    caption = f"angle in degrees; rates of {len(data.rates)} and starts of {data.starts} that lead to the minimum"
+    headings = ["optimizer", "lr", "°", *(f"loss\n{t}" for t in data.marks), "end point"]
+    caption = f"°: angle of the path; rates of {len(data.rates)} and starts of {data.starts} that lead to the minimum"
     drawn = plain_table(finding(data), caption, [*headings, "rates", "starts"])
     for run, scan in zip(data.runs, data.scans, strict=True):
         drawn.add_row(
@@ -209,7 +209,7 @@ def table(data: Data) -> Table:
             number(run.lr),
             f"{run.angle:.0f}",
             *map(number, run.loss_at),
-            f"({run.path.x[-1]:.2f}, {run.path.y[-1]:.2f})".replace("-", "−"),
+            f"({run.path.x[-1]:.1f}, {run.path.y[-1]:.1f})".replace("-", "−"),
             str(len(run.rates_reaching)),
             str(max(scan.reached)),
         )

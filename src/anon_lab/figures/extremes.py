@@ -119,9 +119,8 @@ def _draw_paths(axis: Axes, sweep: Sweep, shade: GammaScale) -> None:
     for found, path in zip(sweep.searches, sweep.paths, strict=True):
         draw_path(axis, path, shade(found.gamma or 0.0), 1.6)
     mark_ends(axis, problem)
-    title = (
-        f"{problem.name.capitalize()}: {problem.title}\n{len(sweep.paths[0].x) - 1} steps, the first {FIRST_STEP} long"
-    )
+    how = f"{len(sweep.paths[0].x) - 1} steps, the first {FIRST_STEP} long"
+    title = f"{problem.name.capitalize()}: {problem.title}\n{how}"
     axis.set(xlabel="x", ylabel="y", title=title)
 
 
@@ -181,7 +180,11 @@ def remarks(data: Data) -> list[str]:
             f"({counts[best]} of {len(data.rates)}), at γ = {data.gammas[0]:g} there are {counts[0]} and at "
             f"γ = {data.gammas[-1]:g} {counts[-1]}; the best learning rate runs from {number(min(rates), 1)} to "
             f"{number(max(rates), 1)}; "
-            + (f"in float32 the same rate fails for γ = {', '.join(broken)}." if broken else "float32 does as well.")
+            + (
+                f"in float32 the same rate fails for γ = {', '.join(broken)}, where runs jump and rounding decides."
+                if broken
+                else "float32 does as well."
+            )
         )
     return [remark.replace("-", "−") for remark in said] + [
         "The paper's guarantee holds for every real γ, but in the long run alone; here is what a fixed learning rate "

@@ -7,9 +7,10 @@ from anon_lab.figures import ProgressReport, _searched
 from anon_lab.figures._drawing import listed
 from anon_lab.figures._searched import CAPTION, NEAR, Data, arrived, guard_remark
 from anon_lab.problems import RASTRIGIN
-from anon_lab.trajectories import Search
 
-LEVELS = [1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0]
+LEVELS = [4.0, 12.0, 20.0, 30.0, 45.0]
+HALFWAY = 2.0
+"""The optimum itself is found at stray learning rates alone, so ends within half the way from the start are counted."""
 
 
 def compute(quick: bool, progress: ProgressReport) -> Data:
@@ -21,16 +22,11 @@ def finding(data: Data) -> str:
 
 
 def draw(data: Data) -> Figure:
-    return _searched.draw(RASTRIGIN, LEVELS, finding(data), data)
+    return _searched.draw(RASTRIGIN, LEVELS, finding(data), data, HALFWAY)
 
 
 def table(data: Data) -> Table:
     return _searched.table(data, finding(data))
-
-
-def _rates_from_basin(found: Search) -> int:
-    """How many learning rates end nearer to the optimum than the minimum next to the start is."""
-    return sum(distance < 2.5 for distance in found.distance)
 
 
 def remarks(data: Data) -> list[str]:
@@ -41,8 +37,8 @@ def remarks(data: Data) -> list[str]:
         f"{listed(arrived(data.long))} after {data.steps[1]}; of {len(data.rates)} learning rates at most "
         f"{max(reach.values())} of any optimizer end there. Which basin a run lands in is decided by its first jumps, "
         "and the search picks the luckiest; the last digit of a rounding can change it.",
-        "Learning rates that end nearer than 2.5 to the optimum: "
-        + ", ".join(f"{found.label} {_rates_from_basin(found)}" for found in data.long)
+        f"Learning rates that end within {HALFWAY:g} of the optimum, half the way from the start: "
+        + ", ".join(f"{found.label} {found.within(HALFWAY)}" for found in data.long)
         + ".",
         guard_remark(data),
     ]

@@ -1,0 +1,35 @@
+"""Whether numbers from a few seeds differ: mean and interval, Welch's test, and the verdict in a word."""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+from scipy import stats
+
+from anon_lab.tasks import Metric
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of its 95 % interval, by Student's t; None for a single value, which has none."""
+    n = len(values)
+    if n < 2:
+        return mean(values), None
+    return mean(values), float(stats.t.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n)
+
+
+def p_value(ours: Sequence[float], other: Sequence[float]) -> float | None:
+    """Of Welch's two-sided test for equal means; None where a side has fewer than two values."""
+    if len(ours) < 2 or len(other) < 2:
+        return None
+    if stdev(ours) == stdev(other) == 0:  # in the limit of no spread any difference is a sure one
+        return 1.0 if mean(ours) == mean(other) else 0.0
+    a, b = ((mean(values), stdev(values), len(values)) for values in (ours, other))
+    return float(stats.ttest_ind_from_stats(*a, *b, equal_var=False)[1])
+
+
+def verdict(ours: Sequence[float], other: Sequence[float], metric: Metric) -> str:
+    """ "better", "worse" or "tie": whether the means differ at 5 %."""
+    p = p_value(ours, other)
+    if p is None or p >= 0.05:
+        return "tie"
+    return "better" if (mean(ours) > mean(other)) == metric.higher_is_better else "worse"
