@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from rich.table import Table
 from typer.testing import CliRunner, Result
 
@@ -24,11 +27,18 @@ def anon(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
+drawn: dict[str, Figure] = {}
+"""What `quick` drew, by name."""
+
+
 @cache
 def quick(name: str) -> tuple[Result, Path]:
     """One run of each figure serves all tests."""
     out = Path(mkdtemp()) / "made" / "here"
-    return anon("figure", name, "--quick", "--out", out), out
+    module = figures.load(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "draw", lambda data, draw=module.draw: drawn.setdefault(name, draw(data)))
+        return anon("figure", name, "--quick", "--out", out), out
 
 
 def numbers(name: str) -> dict[str, Any]:
@@ -63,11 +73,22 @@ def test_every_figure_offers_the_same_functions(name: str) -> None:
     assert module.__doc__
 
 
-@pytest.mark.parametrize(
-    "name", ["beale", "landscape", "directions", "rosenbrock", "rastrigin", "surfaces", "extremes"]
-)
+@pytest.mark.parametrize("name", figures.NAMES)
 def test_tables_fit_80_columns(name: str) -> None:
-    assert "…" not in quick(name)[0].stdout.split("•")[0]
+    table = quick(name)[0].stdout.split("•")[0]
+    assert "…" not in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", figures.NAMES)
+def test_words_stay_inside_the_picture(name: str) -> None:
+    quick(name)
+    figure = drawn[name]
+    FigureCanvasAgg(figure).draw()
+    assert figure.get_suptitle()
+    for text in (part for owner in (figure, *figure.axes) for part in owner.get_children() if isinstance(part, Text)):
+        box = text.get_window_extent()
+        assert not text.get_text() or 0 <= box.x0 <= box.x1 <= figure.bbox.width, text.get_text()
 
 
 def test_unknown_name_lists_the_names(tmp_path: Path) -> None:

@@ -301,6 +301,19 @@ class TestCommand:
         assert whole["seeds"] == [0, 1, 2]
         assert whole["runs"][0]["evaluation"] != whole["runs"][1]["evaluation"]
 
+    def test_guards_from_the_command_line(self, tmp_path):
+        for name, guard in (
+            ("default", []),
+            ("same", ["--set", "guard={'clip': 1.0}"]),
+            ("none", ["--set", "guard=none"]),
+        ):
+            result = self.invoke("--lr", "0.001", *guard, "--out", str(tmp_path / name))
+            assert result.exit_code == 0, result.output
+        default, same, none = (
+            json.loads((tmp_path / name / "result.json").read_text())["mean"] for name in ("default", "same", "none")
+        )
+        assert default == same != none
+
     def test_another_run_is_never_overwritten(self, tmp_path):
         assert self.invoke("--out", str(tmp_path)).exit_code == 0
         again = self.invoke("--out", str(tmp_path))

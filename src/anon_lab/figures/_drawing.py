@@ -43,8 +43,9 @@ class GammaScale:
 
     def colourbar(self, figure: Figure, axes: Axes | list[Axes]) -> None:
         yellow = self.low + (self.high - self.low) / 0.85
-        bar = figure.colorbar(ScalarMappable(Normalize(self.low, yellow), "viridis"), ax=axes, label="γ", pad=0.01)
+        bar = figure.colorbar(ScalarMappable(Normalize(self.low, yellow), "viridis"), ax=axes, pad=0.01)
         bar.ax.set_ylim(self.low, self.high)
+        bar.ax.set_title("γ")
 
 
 def dash(name: str, gamma: float | None) -> Dash:

@@ -76,8 +76,9 @@ def draw(problem: Problem, levels: list[float], title: str, data: Data, radius: 
     _draw_counts(figure.add_subplot(cells[3, :]), data, radius)
     figure.suptitle(
         f"{title}\n{data.steps[0]} steps on {problem.title} at the best of {len(data.rates)} learning rates "
-        "(* the largest tried); dot: start, square: end, star: optimum",
+        "(* the smallest or largest tried); dot: start, square: end, star: optimum",
         fontsize=13,
+        wrap=True,
     )
     return figure
 

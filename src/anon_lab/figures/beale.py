@@ -144,7 +144,7 @@ def finding(data: Data) -> str:
 
 def draw(data: Data) -> Figure:
     figure = Figure(figsize=(12.5, 7.2), layout="constrained")
-    figure.suptitle(finding(data).replace("; ", ";\n"), fontsize=13)
+    figure.suptitle(finding(data).replace("; ", ";\n"), fontsize=13, wrap=True)
     columns = figure.add_gridspec(2, 2, width_ratios=[1.65, 1])
     _draw_paths(figure.add_subplot(columns[:, 0]), data)
     _draw_losses(figure.add_subplot(columns[0, 1]), data)

@@ -95,8 +95,8 @@ def finding(data: Data) -> str:
 
 
 def draw(data: Data) -> Figure:
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    figure.suptitle(finding(data), fontsize=13)
+    figure = Figure(figsize=(13, 5.8), layout="constrained")
+    figure.suptitle(finding(data), fontsize=13, wrap=True)
     fan, angles = figure.subplots(1, 2, width_ratios=[1.25, 1])
     printed = [arrow for arrow in data.arrows if arrow.gamma is not None and not arrow.guarded]
     gammas = [arrow.gamma for arrow in printed if arrow.gamma is not None]

@@ -102,7 +102,7 @@ def _span(found: list[float], data: Data) -> str:
 
 def draw(data: Data) -> Figure:
     figure = Figure(figsize=(14, 12.5), layout="constrained")
-    figure.suptitle(finding(data), fontsize=14)
+    figure.suptitle(finding(data), fontsize=14, wrap=True)
     axes = figure.subplots(3, len(data.sweeps), height_ratios=[1.25, 1, 1])
     shade = GammaScale(data.gammas[0], data.gammas[-1])
     for column, sweep in enumerate(data.sweeps):

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from anon_lab import demo, online, optimizers
 from anon_lab.baselines._base import Baseline, Group, zeros
-from anon_lab.figures._drawing import colour, listed, number
+from anon_lab.figures._drawing import colour, listed, number, plain_table
 from anon_lab.problems import ROSENBROCK
 from anon_lab.trajectories import Contender, Search, search
 from anon_optim import Anon
@@ -265,7 +265,7 @@ def _style(result: Result) -> dict[str, Any]:
 
 def draw(data: Data) -> Figure:
     figure = Figure(figsize=(15, 11), layout="constrained")
-    figure.suptitle(_headline(data), fontsize=14, fontweight="bold")
+    figure.suptitle(_headline(data), fontsize=14, fontweight="bold", wrap=True)
     for axes, statistic in zip(figure.subplots(len(NAMES), 3), NAMES, strict=True):
         row = data.row(statistic)
         _draw_online(axes[0], row)
@@ -338,22 +338,19 @@ def _finish(axes: Axes, title: str) -> None:
 
 
 def table(data: Data) -> Table:
-    plan = data.plan.digits
-    caption = f"digits: test accuracy ± sd over {plan.seeds} fresh seeds" + demo.EDGE
-    drawn = Table(title=_headline(data), caption=caption)
-    drawn.add_column("method")
-    headings = ["statistic", *(f"x, β = {betas}" for betas in BETAS), "Rosenbrock", "lr", "digits %", "lr"]
-    for heading in headings:
-        drawn.add_column(heading, justify="right")
+    caption = (
+        f"x: at the end of the online problem, for β = {' and '.join(map(str, BETAS))}; Rosenbrock: lr → loss after "
+        f"{data.plan.steps} steps; digits: lr → test accuracy ± sd over {data.plan.digits.seeds} fresh seeds{demo.EDGE}"
+    )
+    headings = ("ψ² from", *(f"x, β₁\n{betas[0]}" for betas in BETAS), "Rosenbrock", "digits, %")
+    drawn = plain_table(_headline(data).replace("\n", " "), caption, headings)
     for result in data.results:
+        first = result.form == EVERY_STEP
         drawn.add_row(
-            result.name,
-            FORMULAS[result.statistic],
-            *(_signed(x, 3) for x in result.x),
-            number(result.loss),
-            number(result.rosenbrock.lr) + "*" * result.rosenbrock.at_edge,
-            _percent(result),
-            number(result.digits.lr) + "*" * result.digits.at_edge,
+            f"{FORMULAS[result.statistic]}: {result.name}" if first else f"  {result.form}",
+            *map(_signed, result.x),
+            f"{number(result.rosenbrock.lr)}{'*' * result.rosenbrock.at_edge} → {number(result.loss)}",
+            f"{number(result.digits.lr)}{'*' * result.digits.at_edge} → {_percent(result)}",
             end_section=result.form == GUARDED,
         )
     return drawn

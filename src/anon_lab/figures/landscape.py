@@ -112,7 +112,7 @@ def _listed(values: list[float]) -> str:
 
 
 def draw(data: Data) -> Figure:
-    figure = Figure(figsize=(13.5, 6.9), layout="constrained")
+    figure = Figure(figsize=(13.5, 6.2), layout="constrained")
     axes = figure.subplots(len(STEPS), len(GAMMAS), sharex=True, sharey=True)
     filled = [
         _draw_panel(axes[STEPS.index(panel.step)][GAMMAS.index(panel.gamma)], panel, data) for panel in data.panels
@@ -126,7 +126,7 @@ def draw(data: Data) -> Figure:
     lines = [drawn[run.label] for run in data.runs]
     names = [run.label if run.gamma is None else f"Anon, {run.label}" for run in data.runs]
     figure.legend(lines, names, loc="outside lower center", ncols=len(names))
-    figure.suptitle(finding(data), fontsize=13)
+    figure.suptitle(finding(data), fontsize=13, wrap=True)
     return figure
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from anon_lab import online, problems
-from anon_lab.figures._drawing import colour, listed
+from anon_lab.figures._drawing import colour, listed, plain_table
 
 BETAS = ((0.5, 0.75), (0.9, 0.99))
 STRENGTHS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -260,7 +260,7 @@ STYLE: dict[str, dict[str, Any]] = {
 
 def draw(data: Data) -> Figure:
     figure = Figure(figsize=(14, 7.6), layout="constrained")
-    figure.suptitle(_headline(data), fontsize=15, fontweight="bold")
+    figure.suptitle(_headline(data), fontsize=15, fontweight="bold", wrap=True)
     grid = figure.subplots(2, 3)
     for row, betas in zip(grid, BETAS, strict=True):
         _draw_regret(row[0], data, betas)
@@ -316,17 +316,16 @@ def _finish(axes: Axes, title: str) -> None:
 
 
 def table(data: Data) -> Table:
-    """x and regret/t at every decade, from both starts."""
-    drawn = Table(title=_headline(data), caption="cells: x after step t, regret/t")
-    for column in ("betas", "x₀", "method"):
-        drawn.add_column(column, no_wrap=True)
-    for t in decades(data.T):
-        drawn.add_column(f"t = {_number(t)}", justify="right", no_wrap=True)
-    for x0 in (0.0, 1.0):
-        for betas in BETAS:
+    """x from both starts, and regret/t, at every decade."""
+    drawn = plain_table(
+        _headline(data), "regret/t: of the run from 0; the paper's noise", ("step", *map(_number, decades(data.T)))
+    )
+    for betas in BETAS:
+        for what, x0 in (("x from 0", 0.0), ("x from 1", 1.0), ("regret/t", 0.0)):
+            drawn.add_row(f"β = {betas}, {what}", style="bold")
             for method in METHODS:
                 run = data.curve(method, betas, x0).run
-                at = [run.t.index(t) for t in decades(data.T)]
-                cells = [f"{_signed(run.x[i])}, {_signed(run.average_regret[i], 3)}" for i in at]
-                drawn.add_row(f"{betas}", f"{x0:g}", method, *cells, end_section=method == GUARDED)
+                values, digits = (run.average_regret, 3) if what == "regret/t" else (run.x, 2)
+                cells = [_signed(values[run.t.index(t)], digits) for t in decades(data.T)]
+                drawn.add_row(f"  {method}", *cells, end_section=method == GUARDED)
     return drawn

@@ -92,13 +92,13 @@ def _moves(point: Point) -> bool:
 
 
 def draw(data: Data) -> Figure:
-    figure = Figure(figsize=(12, 6.2), layout="constrained")
+    figure = Figure(figsize=(12, 5.7), layout="constrained")
     axes = figure.add_subplot()
     _draw_anon(axes, data)
     _draw_others(axes, data)
     _draw_tasks(axes)
-    figure.suptitle(finding(data), fontsize=17, color=INK)
-    axes.set(xlim=(LEFT - 0.12, RIGHT + 0.12), ylim=(-2.05, 2.95), yticks=[], xticks=[-2, -1, 0, 1, 2])
+    figure.suptitle(finding(data), fontsize=17, color=INK, wrap=True)
+    axes.set(xlim=(LEFT - 0.12, RIGHT + 0.12), ylim=(-2.05, 2.25), yticks=[], xticks=[-2, -1, 0, 1, 2])
     axes.set_xticks([-1.5, -0.5, 0.5, 1.5], minor=True)
     axes.set_xticklabels(["−2", "−1", "0", "1", "2"], fontsize=14)
     axes.set_xlabel(
@@ -141,10 +141,14 @@ def _draw_others(axes: Axes, data: Data) -> None:
         axes.plot([place, place], [0.2, 0.8 if names else 0.5], color=SOFT, linewidth=1)
         axes.plot(place, 0.2, "v", color=INK, markersize=8)
         half = -(-len(names) // 2) if len(names) > 9 else len(names)
-        left, right = "\n".join(names[:half]), "\n".join(names[half:])
-        style = {"va": "bottom", "fontsize": 11.5, "linespacing": 1.35, "color": INK}
-        axes.text(place - (0.02 if right else 0), 0.88, left, ha="right" if right else "center", **style)
-        axes.text(place + 0.02, 0.88, right, ha="left", **style)
+        _stack(axes, place - (0.02 if names[half:] else 0), names[:half], "right" if names[half:] else "center")
+        _stack(axes, place + 0.02, names[half:], "left")
+
+
+def _stack(axes: Axes, x: float, names: list[str], side: str) -> None:
+    """One below the other, each on a line of its own, so that columns side by side have the same lines."""
+    for k, name in enumerate(reversed(names)):
+        axes.text(x, 0.9 + 0.19 * k, name, ha=side, fontsize=11.5, color=INK)
 
 
 def _draw_tasks(axes: Axes) -> None:
@@ -175,7 +179,7 @@ def remarks(data: Data) -> list[str]:
     said = [
         "The paper: existing optimizers are confined to A between 0 and 1. Measured: "
         + (f"outside lies {listed(outside)}." if outside else f"so are all {len(data.points)} here."),
-        f"The paper: A of Anon is close to γ. Measured: the largest difference is {_miss(data):.1g}.",
+        f"The paper: A of Anon is close to γ. Measured: the largest difference is {_miss(data):.1g}.".replace("-", "−"),
         "The paper: CNNs prefer A below 0, diffusion and language models A of 1 and above. Not tested by this figure.",
     ]
     hvadam = [point.A for point in data.points if point.name == "HVAdam"]

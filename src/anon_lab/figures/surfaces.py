@@ -68,7 +68,7 @@ def finding(data: Data) -> str:
 
 def draw(data: Data) -> Figure:
     figure = Figure(figsize=(13, 6.2))
-    figure.suptitle(finding(data), fontsize=13, y=0.97)
+    figure.suptitle(finding(data), fontsize=13, y=0.97, wrap=True)
     for k, (view, found) in enumerate(zip(data.views, data.searches, strict=True)):
         axis = figure.add_axes((0.01 + 0.49 * k, 0.02, 0.47, 0.86), projection="3d", computed_zorder=False)
         _draw_surface(axis, view, found, data.points)
