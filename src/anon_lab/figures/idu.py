@@ -236,7 +236,7 @@ def remarks(data: Data) -> list[str]:
     for form in (PRINTED, GUARDED):
         for b, betas in enumerate(BETAS):
             names = turned(data, form, b)
-            ends = "; ".join(f"{row[EVERY_STEP].name} {_signed(row[EVERY_STEP].x[b])} -> {_signed(row[form].x[b])}"
+            ends = "; ".join(f"{row[EVERY_STEP].name} {_signed(row[EVERY_STEP].x[b])} → {_signed(row[form].x[b])}"
                              for row in map(data.row, NAMES))  # fmt: skip
             said.append(
                 f"Claim: IDU makes methods converge where they would not. Online problem, betas {betas}, {form}: it "
@@ -244,7 +244,7 @@ def remarks(data: Data) -> list[str]:
             )
     for statistic, formula in FORMULAS.items():
         found = _rosenbrock_words(data.row(statistic))
-        said.append(f"Rosenbrock's minimum (loss < {FOUND:g}) with {formula}, found by: {found}.")
+        said.append(f"Rosenbrock's minimum (loss < {number(FOUND)}) with {formula}, found by: {found}.")
     said += [f"Digits: {form} is {_digits_words(data, form)} (test accuracy)." for form in (PRINTED, GUARDED)]
     edges = [result.name for result in data.results if result.digits.at_edge]
     if edges:
@@ -298,12 +298,12 @@ def _draw_rosenbrock(axes: Axes, row: dict[str, Result]) -> None:
         path = result.rosenbrock.path
         lowest = list(accumulate(path.loss, min))  # losses swing by decades, which hides their course
         axes.plot(path.steps, lowest, **_style(result))
-    axes.set_ylim(bottom=max(axes.get_ylim()[0], FOUND))
     axes.set(yscale="log", xlabel="step (Rosenbrock's function)", ylabel="lowest loss so far")
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], FOUND))
     found = sum(result.found is not None for result in row.values())
     first = _by_speed(row)[0]
     ahead = f"first, at step {first.found}" if first.found else "nearest"
-    _finish(axes, f"{found} of {len(row)} find the minimum (loss < {FOUND:g});\n{ahead}: {first.name}")
+    _finish(axes, f"{found} of {len(row)} find the minimum (loss < {number(FOUND)});\n{ahead}: {first.name}")
 
 
 def _draw_digits(axes: Axes, row: dict[str, Result]) -> None:

@@ -112,7 +112,7 @@ def _listed(values: list[float]) -> str:
 
 
 def draw(data: Data) -> Figure:
-    figure = Figure(figsize=(13.5, 6.2), layout="constrained")
+    figure = Figure(figsize=(13.5, 6.35), layout="constrained")
     axes = figure.subplots(len(STEPS), len(GAMMAS), sharex=True, sharey=True)
     filled = [
         _draw_panel(axes[STEPS.index(panel.step)][GAMMAS.index(panel.gamma)], panel, data) for panel in data.panels
