@@ -16,7 +16,6 @@ from anon_lab.console import check_folder, fail, interruptible
 if TYPE_CHECKING:
     from anon_lab.contenders import Contender
     from anon_lab.optimizers import Range
-    from anon_lab.tasks import Recipe
 
 app = typer.Typer()
 
@@ -36,18 +35,9 @@ def pairs(entries: list[str], flag: str) -> dict[str, Any]:
     return read
 
 
-def recipe_with(recipe: "Recipe", **changes: Any) -> "Recipe":
-    """The recipe with what was asked for; a length in steps takes the place of one in epochs, and the reverse."""
-    from dataclasses import replace
-
-    asked = {name: value for name, value in changes.items() if value is not None}
-    if "steps" in asked and "epochs" in asked:
-        raise fail("give --steps or --epochs, not both")
-    if "steps" in asked:
-        asked["epochs"] = None
-    elif "epochs" in asked:
-        asked["steps"] = None
-    return replace(recipe, **asked)
+def _given(**options: Any) -> dict[str, Any]:
+    """Those that were given at all."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 Data = Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the usual places")]
@@ -85,7 +75,7 @@ def _one_sentence() -> Iterator[None]:
     with interruptible():
         try:
             yield
-        except (ValueError, tasks.DataMissing, launch.Conflict) as error:
+        except (ValueError, TypeError, OSError, tasks.DataMissing, launch.Conflict) as error:
             raise fail(str(error)) from None
 
 
@@ -145,16 +135,17 @@ def run(
             task=task,
             optimizer=entry.name,
             lr=entry.lr if lr is None else lr,
-            recipe=recipe_with(
-                loaded.recipe,
-                epochs=epochs,
-                steps=steps,
-                batch_size=batch_size,
-                warmup=warmup,
-                schedule=schedule,
-                final_lr=final_lr,
-                clip=clip,
-                ema=ema,
+            recipe=loaded.recipe.changed(
+                **_given(
+                    epochs=epochs,
+                    steps=steps,
+                    batch_size=batch_size,
+                    warmup=warmup,
+                    schedule=schedule,
+                    final_lr=final_lr,
+                    clip=clip,
+                    ema=ema,
+                )
             ),
             hyper=settings,
             options=chosen,
@@ -232,16 +223,17 @@ def sweep(
             task=task,
             optimizer="",
             lr=0.0,
-            recipe=recipe_with(
-                loaded.recipe,
-                epochs=epochs,
-                steps=steps,
-                batch_size=batch_size,
-                warmup=warmup,
-                schedule=schedule,
-                final_lr=final_lr,
-                clip=clip,
-                ema=ema,
+            recipe=loaded.recipe.changed(
+                **_given(
+                    epochs=epochs,
+                    steps=steps,
+                    batch_size=batch_size,
+                    warmup=warmup,
+                    schedule=schedule,
+                    final_lr=final_lr,
+                    clip=clip,
+                    ema=ema,
+                )
             ),
             options=chosen,
             precision="bf16" if bf16 else "fp32",

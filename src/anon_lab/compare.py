@@ -97,12 +97,12 @@ def _finish(
 
 
 def ranked(outcomes: Sequence[Outcome], metric: Metric) -> list[Outcome]:
-    """The best mean first; those without any value last."""
+    """The best mean first, among those of which as many seeds diverged: a setting that fails is not the best."""
 
-    def place(outcome: Outcome) -> tuple[bool, float]:
+    def place(outcome: Outcome) -> tuple[bool, int, float]:
         values = outcome.values(metric)
         middle = mean(values) if values else 0.0
-        return not values, -middle if metric.higher_is_better else middle
+        return not values, outcome.diverged(), -middle if metric.higher_is_better else middle
 
     return sorted(outcomes, key=place)
 

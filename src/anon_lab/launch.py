@@ -36,15 +36,21 @@ def place(device: str | None = None) -> Iterator[Place]:
     """Where to train: the device asked for, else a GPU where there is one; joined to the others under torchrun."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind.startswith("cuda"):
+    try:
+        wanted = torch.device(kind)
+    except RuntimeError:
+        raise ValueError(f"device must be one that torch knows, such as cpu or cuda:1, but is {kind!r}") from None
+    if wanted.type == "cuda":
+        if not torch.cuda.is_available() or (wanted.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device is {kind}, but torch finds {torch.cuda.device_count()} CUDA devices")
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-    if world == 1:
-        yield Place(torch.device(kind))
-        return
-    chosen = torch.device(f"cuda:{os.environ['LOCAL_RANK']}") if kind == "cuda" else torch.device(kind)
+    chosen = torch.device(f"cuda:{os.environ['LOCAL_RANK']}") if world > 1 and kind == "cuda" else wanted
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
+        torch.cuda.set_device(chosen)  # streams and graphs belong to the current device
+    if world == 1:
+        yield Place(chosen)
+        return
     torch.distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield Place(chosen, torch.distributed.get_rank(), world)
@@ -86,17 +92,32 @@ def train_all(
             _claim(folders[path], settings, plan.resume, where.device)
     if where.world > 1:
         torch.distributed.barrier()
-    left = [path for path in runs if folders[path].result() is None]
-    for start in range(0, len(left), plan.together):
-        chunk = left[start : start + plan.together]
+    chunks = list(_chunks([path for path in runs if folders[path].result() is None], plan.together))
+    for number, chunk in enumerate(chunks, start=1):
         names = [f"{path.parent.name}/{path.name}" for path in chunk]
         label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        if len(left) > plan.together:
-            label += f" ({start // plan.together + 1} of {-(-len(left) // plan.together)})"
+        if len(chunks) > 1:
+            label += f" ({number} of {len(chunks)})"
         _train(task, [runs[path] for path in chunk], [folders[path] for path in chunk], plan, where, console, label)
     if where.world > 1:
         torch.distributed.barrier()
     return [result for path in runs if (result := folders[path].result()) is not None]
+
+
+def _chunks(left: list[Path], together: int) -> Iterator[list[Path]]:
+    """Which runs train at once: first those that a checkpoint holds together, then as many as planned."""
+    by_place = {path.resolve(): path for path in left}
+    for path in list(left):
+        places = [(path / name).resolve() for name in RunFolder(path).companions() or ()]
+        if not places:
+            continue
+        if missing := [place for place in places if place not in by_place]:
+            raise Conflict(f"{path} was interrupted together with {missing[0]}: resume them together")
+        group = [by_place[place] for place in places]
+        yield group
+        left = [each for each in left if each not in group]
+    for start in range(0, len(left), together):
+        yield left[start : start + together]
 
 
 def folder(out: Path, settings: Settings) -> Path:
@@ -107,7 +128,7 @@ def folder(out: Path, settings: Settings) -> Path:
 def _claim(folder: RunFolder, settings: Settings, resume: bool, device: torch.device) -> None:
     """Make the folder this run's, or see that it already is."""
     config = folder.config()
-    if config is None:
+    if config is None or not folder.begun():
         folder.open({"settings": settings.as_json(), **provenance(device)})
         return
     if not resume:
@@ -126,6 +147,8 @@ def _train(
     label: str,
 ) -> None:
     runs = [Run(each, task, where.device, where.rank, where.world) for each in settings]
+    if where.rank == 0:
+        folders[0].accompany([os.path.relpath(each.path, folders[0].path) for each in folders])
     total = runs[0].total
     every = Every(log=max(1, total // 200), checkpoint=plan.checkpoint_every)
     with ExitStack() as stack:
@@ -167,15 +190,15 @@ def _progress(console: Console, label: str, total: int, unit: str) -> Iterator[W
 
 @contextmanager
 def _tensorboard(runs: Sequence[Run], folders: Sequence[RunFolder]) -> Iterator[Watch]:
-    """Scalars of each run in its own folder; steps after the checkpoint that a run went on from are taken back."""
+    """Scalars of each run in its own folder; what a killed process wrote of steps that are run again is taken back."""
     from torch.utils.tensorboard import SummaryWriter
 
-    writers = {
-        id(run): SummaryWriter(str(folder.path / "tensorboard"), purge_step=run.step + 1 if run.step else None)
-        for run, folder in zip(runs, folders, strict=True)
-    }
+    places = {id(run): str(folder.path / "tensorboard") for run, folder in zip(runs, folders, strict=True)}
+    writers: dict[int, SummaryWriter] = {}
 
     def watch(run: Run, record: dict[str, Any]) -> None:
+        if id(run) not in writers:
+            writers[id(run)] = SummaryWriter(places[id(run)], purge_step=record["step"])
         values = {**record, **(record.get("evaluation") or {})} | {"loss/train": record["loss"]}
         for name, value in values.items():
             if isinstance(value, int | float) and name != "step":

@@ -49,7 +49,9 @@ def record(sweep: Sweep, outcomes: Sequence[Outcome], metric: Metric) -> dict[st
                 "label": outcome.label,
                 "values": (values := outcome.values(metric)),
                 "interval": interval(values) if values else None,
-                "against_the_best": {"verdict": verdict(values, first, metric), "p": p_value(values, first)},
+                "against_the_best": {"verdict": verdict(values, first, metric), "p": p_value(values, first)}
+                if values
+                else None,
                 "diverged": outcome.diverged(),
                 "chosen": None if outcome.chosen is None else asdict(outcome.chosen),
                 "trials": [asdict(trial) for trial in outcome.trials],

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from anon_lab import optimizers
+from anon_lab.growth import Rising
 from anon_lab.schedule import lr_share
 from anon_lab.settings import Settings
 from anon_lab.tasks import Batch, Task
@@ -45,6 +46,7 @@ class Run:
         torch.manual_seed(settings.seed)
         self.net = task.model().to(device)
         self.entry = optimizers.get(settings.optimizer)
+        self._check()
         # What else an optimizer needs is not the same at every step, as a graph's work must be.
         self.graph = settings.graph and self.entry.needs in ("gradient", "views")
         self.in_graph = self.graph and self.entry.name in IN_GRAPH
@@ -59,12 +61,27 @@ class Run:
         self._loss_sum = torch.zeros((), device=device)
         self._grad_norm = torch.zeros((), device=device)
 
+    def _check(self) -> None:
+        """Refuse what could not be trained, before anything is."""
+        name = self.entry.name
+        if self.settings.graph and self.device.type != "cuda":
+            raise ValueError(f"a CUDA graph needs a CUDA device, but this is {self.device}")
+        if self.settings.graph and self.world > 1:
+            raise ValueError("a CUDA graph holds the steps of one process, but there are several")
+        if self.entry.needs in ("create_graph", "sampled_loss") and self.world > 1:
+            raise ValueError(f"{name} differentiates in a way that several processes do not share: train it in one")
+        if self.entry.needs == "sampled_loss" and not hasattr(self.task, "sampled_loss"):
+            raise ValueError(f"{name} needs labels drawn from the network, which {self.task.name} has none of")
+        if "lr" in self.settings.hyper:
+            raise ValueError("lr is a setting of its own, not one of the optimizer's others")
+
     def _make_optimizer(self) -> torch.optim.Optimizer:
         hyper = dict(self.settings.hyper)
         decay = hyper.pop("weight_decay", self.settings.recipe.weight_decay)
         for name, kind in (
             ("guard", Guard),
             ("storage", Storage),
+            ("growth", Rising),
         ):  # plain values, as JSON and a command line have them
             if isinstance(hyper.get(name), Mapping):
                 hyper[name] = kind(**hyper[name])
@@ -76,7 +93,7 @@ class Run:
             hyper.setdefault("total_steps", self.total)  # SWA's average begins late in the run
         if decay and not self.settings.recipe.decay_all:
             return optimizers.make(self.entry.name, decay_groups(self.net, decay), lr=lr, **hyper)
-        if decay:
+        if decay or "weight_decay" in self.entry.settings:  # also 0: a class's own default may be another number
             hyper["weight_decay"] = decay
         return optimizers.make(self.entry.name, self.net.named_parameters(), lr=lr, **hyper)
 
@@ -209,7 +226,10 @@ class Run:
     def restore(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
         self.net.load_state_dict(state["model"])
+        lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, lr in zip(self.optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr  # on the device, where a graph looks for it; `prepare` sets its value
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         self._loss_sum.copy_(state["loss_sum"])

@@ -34,6 +34,18 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         return _read(self._result)
 
+    def begun(self) -> bool:
+        """Whether anything of the run is there beside its configuration."""
+        return self._log.exists() or self._checkpoint.exists() or self._result.exists()
+
+    def companions(self) -> list[str] | None:
+        """Folders, as seen from here, of the runs that the checkpoint holds; None where there is none."""
+        return _read(self.path / "together.json") if self._checkpoint.exists() else None
+
+    def accompany(self, names: list[str]) -> None:
+        """Note whose checkpoint this folder will hold."""
+        write_json(self.path / "together.json", names)
+
     def finish(self, result: dict[str, Any]) -> None:
         write_json(self._result, result)
         self._checkpoint.unlink(missing_ok=True)
@@ -73,5 +85,5 @@ class RunFolder:
         return torch.load(self._checkpoint, map_location="cpu", weights_only=True)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

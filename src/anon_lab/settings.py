@@ -4,7 +4,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -60,12 +60,16 @@ class Settings:
         return cls(**{**record, "recipe": Recipe(**recipe)})
 
     def difference(self, other: "Settings") -> str | None:
-        """The first field that differs, as "name is 1, but was 2"; None where all agree."""
-        mine, theirs = self.as_json(), other.as_json()
-        for name in (each.name for each in fields(self)):
-            if mine[name] != theirs[name]:
-                return f"{name} is {mine[name]}, but was {theirs[name]}"
-        return None
+        """The first number that differs, as "lr is 1, but was 2"; None where all agree."""
+        return difference(self.as_json(), other.as_json())
+
+
+def difference(now: Any, before: Any, name: str = "") -> str | None:
+    """The first entry of nested records that differs, as "batch_size is 1, but was 2"; None where all agree."""
+    if isinstance(now, dict) and isinstance(before, dict):
+        found = (difference(now.get(key), before.get(key), key) for key in (*now, *before))
+        return next((each for each in found if each is not None), None)
+    return None if now == before else f"{name} is {now}, but was {before}"
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

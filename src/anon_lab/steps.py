@@ -22,20 +22,22 @@ class Steps:
 
     def take(self) -> None:
         batches = [run.batch() for run in self._runs]
-        for run in reversed(self._runs):  # the first run's seed is the one that stays, alone or in company
-            run.prepare()
-        if not all(run.graph for run in self._runs):
-            self._eager(batches)
-        elif self._taken < WARMUP:
-            self._on_side_streams(batches)
+        if all(run.graph for run in self._runs):
+            for run in reversed(self._runs):  # runs in one graph draw from one generator, with the first one's seed
+                run.prepare()
+            if self._taken < WARMUP:
+                self._on_side_streams(batches)
+            else:
+                self._replay(batches)
         else:
-            self._replay(batches)
+            self._eager(batches)
         for run in self._runs:
             run.finish()
         self._taken += 1
 
     def _eager(self, batches: Sequence[Batch]) -> None:
         for run, batch in zip(self._runs, batches, strict=True):
+            run.prepare()
             run.gradient(batch)
             run.optimizer.step()
 

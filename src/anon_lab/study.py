@@ -15,7 +15,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from anon_lab.contenders import Contender
-from anon_lab.settings import Settings
+from anon_lab.settings import Settings, difference
 from anon_lab.tasks import Metric
 
 RANDOM_TRIALS = 8
@@ -123,14 +123,6 @@ def best(trials: Sequence[Tried], metric: Metric) -> Tried | None:
     return max(
         (each for each in trials if each.value is not None), key=lambda each: sign * (each.value or 0), default=None
     )
-
-
-def difference(now: Any, before: Any, name: str = "") -> str | None:
-    """The first entry of nested records that differs, as "batch_size is 1, but was 2"; None where all agree."""
-    if isinstance(now, dict) and isinstance(before, dict):
-        found = (difference(now.get(key), before.get(key), key) for key in (*now, *before))
-        return next((each for each in found if each is not None), None)
-    return None if now == before else f"{name} is {now}, but was {before}"
 
 
 def without_password(storage: str | None) -> str | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from anon_lab.contenders import Contender
 from anon_lab.files import write_json
-from anon_lab.settings import Settings
-from anon_lab.study import Plan, difference, without_password
+from anon_lab.settings import Settings, difference
+from anon_lab.study import Plan, without_password
 
 KEPT = ("trials", "name", "storage", "together", "prune")
 """What of a plan is the sweep's and not the machine's."""

@@ -76,18 +76,31 @@ class _Loop:
             steps.take()
             step = self.runs[0].step
             look = step in self.evaluate_at or _is_due(step, self.every.log)
-            save = interrupted() or (_is_due(step, self.every.checkpoint) and step < self.total)
-            if not (look or save):
+            save = _is_due(step, self.every.checkpoint) and step < self.total
+            stop = self._agreed(interrupted(), ask=look or save)
+            if not (look or save or stop):
                 continue
-            losses = [run.mean_loss() for run in self.runs] if look else []  # reading them waits for the device
+            losses = [run.mean_loss() for run in self.runs] if look else []
+            if self.runs[0].device.type == "cuda":
+                torch.cuda.synchronize()
             self.seconds += time.perf_counter() - started
             if look:
                 self._look(step, losses)
-            if save:
+            if save or stop:
                 self._save()
-            if interrupted():
+            if stop:
                 raise KeyboardInterrupt
             started = time.perf_counter()
+
+    def _agreed(self, interrupted: bool, ask: bool) -> bool:
+        """Whether to stop now: of several processes, where one was interrupted, at the next step at which all ask."""
+        if self.runs[0].world == 1:
+            return interrupted
+        if not ask:
+            return False
+        flag = torch.tensor(float(interrupted), device=self.runs[0].device)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+        return bool(flag)
 
     def _look(self, step: int, losses: list[float]) -> None:
         """Log where every run stands, and evaluate it where it is time."""

@@ -7,9 +7,10 @@ import torch
 
 from anon_lab import tasks
 from anon_lab.run import Run
+from anon_lab.run_folder import RunFolder
 from anon_lab.settings import Settings
 from anon_lab.tasks import Recipe
-from anon_lab.train import drive
+from anon_lab.train import Every, drive
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -57,3 +58,24 @@ def test_average_of_weights_outside_of_the_graph():
     (eager,) = trained(settings)
     (graphed,) = trained(replace(settings, graph=True))
     assert graphed["evaluation"] == pytest.approx(eager["evaluation"], rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["Anon", "AdamW", "SGDM"])
+def test_resumed_graph_follows_the_schedule(optimizer, tmp_path):
+    """The learning rate is read from the device; a resumed run must look in the same place."""
+    settings = replace(SETTINGS, optimizer=optimizer, lr=1e-3, hyper={}, graph=True)
+    (whole,) = trained(settings)
+    task, folder = tasks.load("digits"), RunFolder(tmp_path)
+    folder.open({})
+
+    class Enough(Exception):
+        pass
+
+    def stop(run, record):
+        if record["step"] > 30:
+            raise Enough
+
+    with pytest.raises(Enough):
+        drive([Run(settings, task, CUDA)], [folder], Every(log=1, checkpoint=20), stop)
+    (parts,) = drive([Run(settings, task, CUDA)], [folder])
+    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-5)

@@ -153,7 +153,7 @@ def test_every_row_can_be_trained(name: str, size: str) -> None:
     for row in rows:
         for lr in row.lrs:
             optimizers.make(row.optimizer, nn.Linear(2, 2).named_parameters(), lr, **row.hyper)
-        recipe = _training._changed(Recipe(batch_size=1, epochs=1), {**table.sizes[size].recipe, **row.recipe})
+        recipe = Recipe(batch_size=1, epochs=1).changed(**{**table.sizes[size].recipe, **row.recipe})
         assert (recipe.steps is None) != (recipe.epochs is None)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from anon_lab import launch, optimizers, tasks
+from anon_lab import launch, optimizers, steps, tasks
 from anon_lab.cli import app
 from anon_lab.run import Run
 from anon_lab.run_folder import RunFolder
@@ -254,6 +254,41 @@ def test_lockstep_needs_equal_lengths():
         drive([Run(SETTINGS, task, CPU), Run(shorter, task, CPU)])
 
 
+def test_runs_interrupted_together_go_on_together(tmp_path):
+    """However many at once the resuming command asks for; and a run among them cannot go on alone."""
+    task, wanted = tasks.load("digits"), [replace(SETTINGS, seed=seed) for seed in (0, 1)]
+
+    def go(name, runs, together, resume=False):
+        plan = launch.Plan(tmp_path / name, resume, together, checkpoint_every=16, tensorboard=False)
+        return launch.launch(task, runs, plan, launch.Place(CPU), quiet())
+
+    take = steps.Steps.take
+
+    def interrupting(self):
+        take(self)
+        if self._taken == 30:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps.Steps, "take", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            go("parts", wanted, together=2)
+    with pytest.raises(launch.Conflict, match=r"interrupted together with .*seed-1"):
+        go("parts", wanted[:1], together=1, resume=True)
+    parts, whole = go("parts", wanted, together=1, resume=True), go("whole", wanted, together=1)
+    for one, other in zip(parts, whole, strict=True):
+        assert one["evaluation"] == other["evaluation"]
+        assert one["loss"] == other["loss"]
+
+
+def test_no_decay_is_no_decay():
+    """AdamW's own default is 0.01, which nobody asked for."""
+    task, recipe = tasks.load("digits"), replace(RECIPE, weight_decay=0.0, ema=None)
+    settings = Settings("digits", "AdamW", 1e-2, recipe)
+    for each in (settings, replace(settings, recipe=RECIPE, hyper={"weight_decay": 0})):
+        assert [group["weight_decay"] for group in Run(each, task, CPU).optimizer.param_groups] == [0]
+
+
 def test_lost_run_ends_and_says_so(tmp_path):
     (result,) = train(tmp_path, replace(SETTINGS, optimizer="SGDM", lr=1e30, hyper={}))
     assert result["diverged"]
@@ -322,6 +357,8 @@ class TestCommand:
         other = self.invoke("--out", str(tmp_path), "--resume", "--lr", "0.5")
         assert other.exit_code == 2
         assert "lr is 0.5, but was" in other.output
+        longer = self.invoke("--out", str(tmp_path), "--resume", "--batch-size", "50")
+        assert "batch_size is 50, but was 100" in longer.output
         assert self.invoke("--out", str(tmp_path), "--resume").exit_code == 0
 
     @pytest.mark.parametrize(
@@ -331,7 +368,15 @@ class TestCommand:
             (["--set", "gamma"], "--set must be name=value, but is 'gamma'"),
             (["--optimizer", "SGDM", "--gamma", "1"], "gamma"),
             (["--option", "model=vgg"], "given model"),
-            (["--epochs", "3"], "--steps or --epochs"),
+            (["--epochs", "3"], "steps or epochs, not both"),
+            (["--clip", "-1"], "clip must be above 0, but is -1"),
+            (["--ema", "1"], "ema must be at least 0 and below 1, but is 1"),
+            (["--device", "foo"], "such as cpu or cuda:1, but is 'foo'"),
+            (["--graph"], "needs a CUDA device"),
+            (["--set", "lr=3"], "lr is a setting of its own"),
+            (["--optimizer", "Adam", "--set", "betas=0.9"], "float"),
+            (["--set", "guard={'clips': 1}"], "clips"),
+            (["--lr", "-1"], "-1"),
         ],
     )
     def test_mistakes_are_one_sentence(self, arguments, sentence, tmp_path):
@@ -339,3 +384,7 @@ class TestCommand:
         assert result.exit_code == 2
         assert sentence in result.output
         assert len(result.output.strip().splitlines()) == 1
+
+    def test_corrected_mistake_does_not_block_its_folder(self, tmp_path):
+        assert self.invoke("--lr", "-1", "--out", str(tmp_path)).exit_code == 2
+        assert self.invoke("--lr", "0.01", "--out", str(tmp_path)).exit_code == 0

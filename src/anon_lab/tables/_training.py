@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def _settings(
         task=size.task,
         optimizer=row.optimizer,
         lr=lr,
-        recipe=_changed(recipe, {**size.recipe, **row.recipe}),
+        recipe=recipe.changed(**{**size.recipe, **row.recipe}),
         seed=seed,
         hyper=dict(row.hyper),
         options={**size.options, **row.options},
@@ -109,15 +109,6 @@ def _settings(
         graph=graph,
         evaluations=size.evaluations,
     )
-
-
-def _changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """A length in steps takes the place of one in epochs, and the reverse."""
-    if "steps" in changes:
-        return replace(recipe, epochs=None, **changes)
-    if "epochs" in changes:
-        return replace(recipe, steps=None, **changes)
-    return replace(recipe, **changes)
 
 
 def _company(settings: Settings) -> str:

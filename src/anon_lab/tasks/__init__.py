@@ -1,8 +1,9 @@
 """What is trained: each task is a model, its data and a loss, and knows nothing of optimizers."""
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,8 @@ Split = Literal["validation", "test"]
 
 NAMES: Mapping[str, str] = {
     "digits": "8 x 8 digits that come with scikit-learn; a small MLP",
+    "zipf": "bags of words by Zipf's law; an embedding of which most rows see few gradients",
+    "ngram": "a made or given text; a 4-gram language model with tied embeddings",
     "fashion": "Fashion-MNIST; a small CNN",
     "cifar10": "CIFAR-10; ResNet-20 or a small ViT",
     "imagenet": "any image folder; ResNet-18 or ResNet-50",
@@ -48,6 +51,31 @@ class Recipe:
     """Whether biases and norms decay too."""
     ema: float | None = None
     """Decay of the averaged weights that are evaluated instead of the last; None: the last."""
+
+    def __post_init__(self) -> None:
+        _check("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        _check("epochs", self.epochs, self.epochs is None or 0 < self.epochs < math.inf, "above 0")
+        _check("steps", self.steps, self.steps is None or self.steps >= 1, "at least 1")
+        _check("warmup", self.warmup, 0 <= self.warmup <= 1, "between 0 and 1")
+        _check("final_lr", self.final_lr, 0 <= self.final_lr <= 1, "between 0 and 1")
+        _check("clip", self.clip, self.clip is None or self.clip > 0, "above 0")
+        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        _check("ema", self.ema, self.ema is None or 0 <= self.ema < 1, "at least 0 and below 1")
+
+    def changed(self, **changes: Any) -> "Recipe":
+        """The same with some fields changed; a length in steps takes the place of one in epochs, and the reverse."""
+        if "steps" in changes and "epochs" in changes:
+            raise ValueError("a recipe takes steps or epochs, not both")
+        if "steps" in changes:
+            changes["epochs"] = None
+        elif "epochs" in changes:
+            changes["steps"] = None
+        return replace(self, **changes)
+
+
+def _check(name: str, value: object, right: bool, wanted: str) -> None:
+    if not right:
+        raise ValueError(f"{name} must be {wanted}, but is {value}")
 
 
 @dataclass(frozen=True)
