@@ -8,7 +8,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("anon: the command needs more packages: pip install 'anon-optim[lab]'") from None
 
-from anon_lab import cli_table, cli_train
+from anon_lab import cli_study, cli_table, cli_train
 from anon_lab.console import check_folder as _check_folder
 from anon_lab.console import fail as _fail
 from anon_lab.console import interruptible as _interruptible
@@ -16,6 +16,7 @@ from anon_lab.console import interruptible as _interruptible
 app = typer.Typer(help="Measure, compare and draw optimizers.", no_args_is_help=True, add_completion=False)
 app.add_typer(cli_train.app)
 app.add_typer(cli_table.app)
+app.add_typer(cli_study.app)
 
 
 def _print_version(wanted: bool) -> None:

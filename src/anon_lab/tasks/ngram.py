@@ -1,6 +1,7 @@
 """The ngram task: a 4-gram language model with tied embeddings, small enough for a CPU, on a made or a given text."""
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -20,7 +21,6 @@ GIVEN_VOCABULARY = 8192
 """Tokens into which a given text is cut."""
 AHEAD = 64
 """Batches that are drawn at once, so that a step is a slice."""
-EVALUATED = 16_384
 AT_ONCE = 4096
 """4-grams that the network sees at once in an evaluation."""
 
@@ -46,6 +46,16 @@ class Tied(nn.Module):
         return vector @ self.embedding.weight.T
 
 
+@dataclass(frozen=True)
+class Options:
+    """What `load` takes beside the data."""
+
+    width: int = 32
+    """Of the words' vectors."""
+    evaluated: int = 16_384
+    """The most 4-grams of a split that are evaluated, spread evenly over it."""
+
+
 class Ngram:
     """To tell the next word from the last three."""
 
@@ -54,15 +64,15 @@ class Ngram:
     metric = Metric("loss", "nats per token", higher_is_better=False)
     recipe = Recipe(batch_size=256, steps=1000, warmup=0.05, clip=1.0, weight_decay=0.1, decay_all=False, final_lr=0.1)
 
-    def __init__(self, train: Tensor, validation: Tensor | None, test: Tensor, words: int, width: int) -> None:
+    def __init__(self, train: Tensor, validation: Tensor | None, test: Tensor, words: int, options: Options) -> None:
         """**Arguments:**
         - `train`, `validation`, `test`: 4-grams, (n, 4); validation is None where nothing was held out.
         """
         self._train, self._validation, self._test = train, validation, test
-        self._words, self._width = words, width
+        self._words, self._options = words, options
 
     def model(self) -> Tied:
-        return Tied(self._words, self._width)
+        return Tied(self._words, self._options.width)
 
     def examples(self) -> int:
         return len(self._train)
@@ -96,7 +106,7 @@ class Ngram:
         grams = self._validation if split == "validation" else self._test
         if grams is None:
             raise ValueError("ngram has no validation text unless it is held out: load it with hold_out")
-        number = min(len(grams), EVALUATED)
+        number = min(len(grams), self._options.evaluated)
         grams = grams[torch.arange(number) * len(grams) // number].long().to(device)
         with evaluating(net):
             total = torch.stack([self.loss(net, (part,)).double() * len(part) for part in grams.split(AT_ONCE)]).sum()
@@ -109,17 +119,17 @@ def load(data: Path | None = None, hold_out: bool = False, **options: Any) -> Ng
     **Arguments:**
     - `data`: a text, as for gpt; None: one made by chance, of Zipfian words in classes that follow each other.
     - `hold_out`: whether a stretch of the training text is kept from training, for validation.
-    - `options`: `width` of the vectors.
+    - `options`: see `Options`.
     """
-    width = int(read_options("ngram", options, width=32)["width"])
+    chosen = Options(**read_options("ngram", options, **asdict(Options())))
     if data is not None:
         given = gpt.load(data, hold_out, vocabulary=GIVEN_VOCABULARY)
         parts = [None if part is None else _grams(_as_tensor(part)[None]) for part in _stretches(given)]
-        return Ngram(*parts, words=given.shape.vocabulary, width=width)  # pyright: ignore[reportArgumentType]
+        return Ngram(*parts, words=given.shape.vocabulary, options=chosen)  # pyright: ignore[reportArgumentType]
     test, validation, train = made_text().split([CHAINS // 32, CHAINS // 32, CHAINS - CHAINS // 16])
     if not hold_out:
         train = torch.cat([train, validation])
-    return Ngram(_grams(train), _grams(validation) if hold_out else None, _grams(test), WORDS, width)
+    return Ngram(_grams(train), _grams(validation) if hold_out else None, _grams(test), WORDS, chosen)
 
 
 def _stretches(given: gpt.Gpt) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:

@@ -1,0 +1,75 @@
+"""Questions that take many runs to answer; `run` trains what a study lacks, in its order, and writes its report.
+
+Each is a module of this package with `study(tiny)`: an ordered list of stages, whose jobs follow from the results of
+the stages before. Settings are chosen on validation examples and reported on fresh seeds and the test set.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from anon_lab.launch import Place
+from anon_lab.studies import _report
+from anon_lab.studies._results import Results
+from anon_lab.studies._spec import Study
+from anon_lab.studies._training import Order, missing, seconds_a_step, train
+
+__all__ = ["NAMES", "Order", "folder", "load", "plan", "report", "run"]
+
+NAMES: Mapping[str, str] = {
+    "guards": "which of Anon's guards and refresh times are safe and good",
+    "gpt2": "GPT-2 small: loss against steps and against time",
+    "cifar10": "ResNet-20 on CIFAR-10: gamma against SGDM and AdamW; beta3 and refresh times",
+    "diffusion": "a small diffusion model of CIFAR-10: FID",
+}
+
+TINY = "Made with --tiny, on stand-ins for its tasks: this shows that all works, and says nothing about the question."
+
+
+def load(name: str, tiny: bool = False) -> Study:
+    """The study's description; tiny: with networks and lengths that show on a CPU that all works."""
+    if name not in NAMES:
+        raise ValueError(f"there is no study {name!r}; there are {', '.join(NAMES)}")
+    study: Study = importlib.import_module(f"{__name__}.{name}").study(tiny)
+    return replace(study, asks=f"{study.asks} {TINY}") if tiny else study
+
+
+def folder(name: str, out: Path, tiny: bool) -> Path:
+    return out / (f"{name}-tiny" if tiny else name)
+
+
+def run(name: str, order: Order, where: Place, console: Console, tiny: bool = False) -> list[Path]:
+    """Train what is missing, say what is left, and write the report."""
+    study = load(name, tiny)
+    results = Results(folder(name, order.out, tiny) / "runs.jsonl")
+    study.check()
+    train(study, results, order, where, console)
+    console.print(_report.left_in_words(study, results), markup=False, highlight=False)
+    return report(name, order.out, console, tiny)
+
+
+def report(name: str, out: Path, console: Console, tiny: bool = False) -> list[Path]:
+    """Write README.md, NAME.json and the pictures from the results so far; print the tables."""
+    place = folder(name, out, tiny)
+    study, results = load(name, tiny), Results(place / "runs.jsonl")
+    command = f"anon study {name}{' --tiny' if tiny else ''}"
+    return _report.save(name, study, results, command, place, console)
+
+
+def plan(name: str, out: Path, tiny: bool = False, only: str | None = None) -> Table:
+    """Every stage with what is done and left, as far as it is known before the stages before it are done."""
+    study, results = load(name, tiny), Results(folder(name, out, tiny) / "runs.jsonl")
+    shown = Table(title=f"study {name}: {study.asks}")
+    for column in ("stage", "done", "left", "minutes left on an H200, about"):
+        shown.add_column(column, justify="left" if column == "stage" else "right", overflow="fold")
+    for stage in study.stages:
+        left = missing(stage, results, only)
+        known = {job.key() for job in stage.jobs(results)}
+        seconds = sum(job.steps * seconds_a_step(job, results, "NVIDIA H200", job.ground.seconds) for job in left)
+        unknown = "follows from the stages before" if not known else f"{seconds / 60:.1f}"
+        shown.add_row(stage.name, str(len(known) - len(missing(stage, results))), str(len(left)), unknown)
+    return shown

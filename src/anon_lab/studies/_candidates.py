@@ -1,0 +1,125 @@
+"""The guards' candidates: settings of Anon that might become its defaults, and how they are ranked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from anon_lab.studies._results import Results, value
+from anon_lab.studies._spec import Ground, Job
+
+GUARD = {"clip": 1.0, "floor": 0.01, "touch": True}
+BASE = {"guard": GUARD, "betas": (0.9, 0.999), "beta3": 0.5, "growth": 2.0}
+RISING = {"start": 1.25, "end": 2.0, "by": 1000}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    values: Mapping[str, Any]
+
+
+def _made(name: str, **changes: Any) -> Candidate:
+    """The base with some settings changed, a guard's by their own names."""
+    guard = {**GUARD, **{each: changes.pop(each) for each in tuple(changes) if each in GUARD}}
+    if "beta2" in changes:
+        changes["betas"] = (0.9, changes.pop("beta2"))
+    return Candidate(name, {**BASE, "guard": guard, **changes})
+
+
+CANDIDATES = (
+    _made("default"),
+    Candidate("as printed", {**BASE, "guard": None}),
+    # One setting at a time ...
+    _made("clip 0.5", clip=0.5),
+    _made("clip 3", clip=3.0),
+    _made("floor 0", floor=0.0),
+    _made("floor 0.1", floor=0.1),
+    _made("growth 1.1", growth=1.1),
+    _made("growth 1.25", growth=1.25),
+    _made("growth 1.5", growth=1.5),
+    _made("growth rising", growth=RISING),
+    _made("beta3 0.1", beta3=0.1),
+    _made("beta3 0.8", beta3=0.8),
+    _made("no touch", touch=False),
+    _made("beta2 0.95", beta2=0.95),
+    _made("beta2 0.99", beta2=0.99),
+    # ... and together, where slower growth makes room for a wider clip, or a longer memory for fresher samples.
+    _made("clip 3, growth 1.25", clip=3.0, growth=1.25),
+    _made("clip 3, growth 1.5", clip=3.0, growth=1.5),
+    _made("clip 3, growth rising", clip=3.0, growth=RISING),
+    _made("growth 1.25, floor 0.1", growth=1.25, floor=0.1),
+    _made("growth 1.25, beta3 0.8", growth=1.25, beta3=0.8),
+    _made("growth 1.25, beta3 0.8, floor 0.1", growth=1.25, beta3=0.8, floor=0.1),
+    _made("growth 1.25, beta2 0.99", growth=1.25, beta2=0.99),
+    _made("growth rising, beta2 0.99", growth=RISING, beta2=0.99),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A ground, a gamma and learning rates at which all candidates meet."""
+
+    ground: Ground
+    gamma: float
+    lrs: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.ground.name}, γ {self.gamma:g}"
+
+    def jobs(self, candidate: Candidate) -> list[Job]:
+        label = f"Anon γ {self.gamma:g}, {candidate.name}"
+        return [Job(label, self.ground, "Anon", {"lr": lr, **candidate.values, "gamma": self.gamma}) for lr in self.lrs]
+
+    def found(self, candidate: Candidate, results: Results) -> tuple[float, float] | None:
+        """The values at the best and at the highest lr, turned so that more is better; None before all are done."""
+        records = [results.of(job) for job in self.jobs(candidate)]
+        metric = self.ground.metric
+        sign = 1 if metric.higher_is_better else -1
+        numbers = []
+        for record in records:
+            if record is None:
+                return None
+            number = value(record, metric)
+            numbers.append(float("-inf") if number is None else sign * number)
+        return max(numbers), numbers[-1]
+
+    def words(self, candidate: Candidate, results: Results) -> str:
+        found = self.found(candidate, results)
+        if found is None:
+            return "–"
+        return " / ".join("diverged" if number == float("-inf") else f"{abs(number):.4g}" for number in found)
+
+    def ranks(self, candidates: Sequence[Candidate], results: Results) -> dict[str, float] | None:
+        """The mean of both places, 1 the best, equals sharing one; None before all are done."""
+        values = [self.found(each, results) for each in candidates]
+        if any(each is None for each in values):
+            return None
+        known = [each for each in values if each is not None]
+        return {
+            candidate.name: mean(_place(each[kind], [other[kind] for other in known]) for kind in (0, 1))
+            for candidate, each in zip(candidates, known, strict=True)
+        }
+
+
+def _place(number: float, among: Sequence[float]) -> float:
+    """1 + how many are above + half of the other equals."""
+    return 1 + sum(other > number for other in among) + (sum(other == number for other in among) - 1) / 2
+
+
+def screened(candidates: Sequence[Candidate], cells: Sequence[Cell]) -> list[Job]:
+    """Every candidate in every cell."""
+    return [job for cell in cells for candidate in candidates for job in cell.jobs(candidate)]
+
+
+def ranked(candidates: Sequence[Candidate], cells: Sequence[Cell], results: Results) -> list[tuple[str, float]] | None:
+    """Names with mean ranks over the cells, the best first, the earliest of equals; None before all are done."""
+    by_cell = []
+    for cell in cells:
+        ranks = cell.ranks(candidates, results)
+        if ranks is None:
+            return None
+        by_cell.append(ranks)
+    means = {each.name: mean(ranks[each.name] for ranks in by_cell) for each in candidates}
+    return sorted(means.items(), key=lambda each: each[1])

@@ -1,0 +1,115 @@
+"""Where the guards are settled and confirmed: tasks, recipes, and the learning rates that are searched on each."""
+
+from dataclasses import dataclass
+
+from anon_lab.studies._spec import ACCURACY, LOSS, Ground
+from anon_lab.tasks import Metric, Recipe, cifar10, diffusion, gpt
+from anon_lab.tasks.ngram import Ngram
+
+BASELINES = ("SGDM", "AdamW")
+HYBRID = Metric("loss", "L_hybrid", higher_is_better=False)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is searched: 5 learning rates for Adam's kind, 7 for SGD's, and one more weight decay for each."""
+
+    adam: tuple[float, ...]
+    sgd: tuple[float, ...]
+    adam_decay: float
+    sgd_decay: float
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """A ground with its searches, Anon's gammas and the baselines to compare them with."""
+
+    ground: Ground
+    rates: Rates
+    gammas: tuple[float, ...] = (1.0, 1.1)
+    baselines: tuple[str, ...] = ("AdamW",)
+
+
+def _times(first: float, factor: float, count: int) -> tuple[float, ...]:
+    return tuple(float(f"{first * factor**power:.3g}") for power in range(count))
+
+
+DIGITS = Rates(_times(1e-3, 2, 5), _times(0.01, 2, 7), 0.1, 1e-3)
+ZIPF = Rates(_times(2.5e-3, 2, 5), _times(0.02, 2, 7), 0.01, 1e-4)
+NGRAM = Rates(_times(1e-3, 2, 5), _times(0.05, 2, 7), 0.03, 1e-4)
+GPT = Rates((5e-4, 1e-3, 2e-3, 3e-3, 4e-3), _times(0.02, 2, 7), 0.03, 1e-4)
+RESNET = Rates((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), _times(0.0125, 2, 7), 0.1, 1e-3)
+VIT = Rates((2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), _times(0.0125, 2, 7), 0.1, 1e-3)
+DIFFUSION = Rates((1e-4, 2e-4, 5e-4, 1e-3, 2e-3), _times(0.01, 2, 7), 0.01, 1e-4)
+
+
+def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
+    """The grounds that have a say: the cheap ones, and the language model that ends it."""
+    recipes = {
+        "digits": Recipe(batch_size=100, steps=200, schedule="constant"),
+        "zipf": Recipe(batch_size=32, steps=1500, schedule="constant"),
+        "ngram": Ngram.recipe,
+    }
+    width = {"width": 8, "evaluated": 256} if tiny else {}
+    if tiny:
+        recipes = {name: recipe.changed(steps=2, batch_size=8) for name, recipe in recipes.items()}
+    looks = 1 if tiny else 4
+    all_three = (0.0, 1.0, 1.1)
+    cheap = [
+        Grounds(
+            Ground("digits", "digits", recipes["digits"], ACCURACY, 4e-4, together=16, evaluations=looks),
+            DIGITS,
+            all_three,
+            BASELINES,
+        ),
+        Grounds(
+            Ground("zipf", "zipf", recipes["zipf"], ACCURACY, 3e-4, together=16, evaluations=looks),
+            ZIPF,
+            all_three,
+            BASELINES,
+        ),
+        Grounds(
+            Ground("ngram", "ngram", recipes["ngram"], LOSS, 5e-4, width, together=16, evaluations=looks),
+            NGRAM,
+            all_three,
+            BASELINES,
+        ),
+    ]
+    return cheap, Grounds(_gpt("gpt 20m, tied", True, tiny), GPT, (0.0, 1.0, 1.1), BASELINES)
+
+
+def confirmed(tiny: bool) -> list[Grounds]:
+    """The grounds that had none."""
+    resnet, vit = cifar10.RECIPES["resnet20"], cifar10.RECIPES["vit"]
+    images = {"epochs": 15, "warmup": 1 / 15}
+    noise = diffusion.PRESETS["small"].recipe.changed(steps=1000, ema=0.99)
+    if tiny:
+        short = Recipe(batch_size=8, steps=2)
+        stand_ins = [
+            Ground(name, "digits", short, ACCURACY, 4e-4, evaluations=1)
+            for name in ("cifar10 resnet20", "cifar10 vit", "diffusion small")
+        ]
+        grounds = [*stand_ins[:2], _gpt("gpt 20m, untied", False, tiny), stand_ins[2]]
+    else:
+        small = {"model": "small"}
+        grounds = [
+            Ground("cifar10 resnet20", "cifar10", resnet.changed(**images), ACCURACY, 0.86e-3, together=16),
+            Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, {"model": "vit"}, together=16),
+            _gpt("gpt 20m, untied", False, tiny),
+            Ground("diffusion small", "diffusion", noise, HYBRID, 9.5e-3, small, together=4, evaluations=4),
+        ]
+    return [
+        Grounds(grounds[0], RESNET, (-0.1, 0.0, 1.0), BASELINES),
+        Grounds(grounds[1], VIT),
+        Grounds(grounds[2], GPT),
+        Grounds(grounds[3], DIFFUSION, (1.0,)),
+    ]
+
+
+def _gpt(name: str, tied: bool, tiny: bool) -> Ground:
+    if tiny:
+        recipe = Recipe(batch_size=8, steps=2)
+        return Ground(name, "ngram", recipe, LOSS, 0.027, {"width": 8 if tied else 4, "evaluated": 256}, evaluations=1)
+    recipe = gpt.PRESETS["20m"].recipe.changed(steps=500)
+    options = {"model": "20m", "tied": tied}
+    return Ground(name, "gpt", recipe, LOSS, 0.027, options, together=4, evaluations=5)

@@ -1,0 +1,96 @@
+"""A study's curves: what each contender reached after so many steps and, where runs trained alone, seconds."""
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from anon_lab.figures._drawing import DASHES
+from anon_lab.palette import COLOUR, DASH, viridis
+from anon_lab.significance import verdict
+
+if TYPE_CHECKING:
+    from anon_lab.studies._report import Line
+
+OTHERS = ("#0072b2", "#56b4e9", "#cc79a7")
+MARKERS = "osD^v"
+"""That tell neighbouring gammas apart."""
+"""For optimizers that the palette has no colour for."""
+
+
+def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
+    """Mean over seeds, with a band from the lowest to the highest."""
+    alive = [line for line in contenders if line.values]
+    alone = all(record["together"] == 1 for line in alive for record in line.records)
+    figure = Figure(figsize=(9.6 if alone else 6.4, 4.2), layout="constrained")
+    figure.suptitle(_finding(ground, alive), fontsize=11, wrap=True)
+    axes = list(figure.subplots(1, 2 if alone else 1, squeeze=False)[0])
+    units = ("step", "seconds of training")
+    for axis, column in zip(axes, (0, 1), strict=False):
+        for line in alive:
+            _draw(axis, line, column, _style(line, alive))
+        axis.set_xlabel(units[column])
+    if alive:
+        _limits(axes, alive)
+        axes[0].set_ylabel(_measured(alive[0]))
+        axes[-1].legend(fontsize=8)
+    return figure
+
+
+def _finding(ground: str, alive: Sequence["Line"]) -> str:
+    if not alive:
+        return f"{ground}: every run diverged"
+    metric = alive[0].ground.metric
+    sign = 1 if metric.higher_is_better else -1
+    best = max(alive, key=lambda line: sign * mean(line.values))
+    sentence = f"{ground}: {best.label} ends best, at {metric.name} {best.measured()} {metric.unit}".rstrip()
+    if len(best.values) < 2:
+        return f"{sentence}, from one seed"
+    rest = [line for line in alive if line is not best]
+    ties = sum(verdict(line.values, best.values, metric) == "tie" for line in rest)
+    return f"{sentence}; {ties} of {len(rest)} others tie" if rest else sentence
+
+
+def _measured(line: "Line") -> str:
+    """What the curves show: the metric, or the loss where the metric is measured at the end only."""
+    metric = line.ground.metric
+    if line.ground.measure is not None:
+        return "loss on the test set"
+    return f"{metric.name} on the test set" + (f" ({metric.unit})" if metric.unit else "")
+
+
+def _draw(axis: Axes, line: "Line", column: int, style: dict[str, Any]) -> None:
+    seeds = [np.array([point for point in each["curve"] if point[3] is not None], float) for each in line.records]
+    seeds = [each for each in seeds if len(each) and len(each) == max(map(len, seeds))]
+    if not seeds:
+        return
+    x, y = np.mean([each[:, column] for each in seeds], 0), np.array([each[:, 3] for each in seeds])
+    axis.plot(x, y.mean(0), label=line.label, markersize=3.5, linewidth=1.5, **style)
+    if len(seeds) > 1:
+        axis.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.08, linewidth=0)
+
+
+def _limits(axes: Sequence[Axes], alive: Sequence["Line"]) -> None:
+    """Leave out the first quarter's height, in which all curves are still falling together."""
+    seen = [point for line in alive for record in line.records for point in record["curve"] if point[3] is not None]
+    late = [point[3] for point in seen if point[0] >= 0.25 * max(each[0] for each in seen)]
+    if late and max(late) > min(late):
+        room = 0.06 * (max(late) - min(late))
+        for axis in axes:
+            axis.set_ylim(min(late) - room, max(late) + room)
+
+
+def _style(line: "Line", alive: Sequence["Line"]) -> dict[str, Any]:
+    if "gamma" in line.settings:
+        ours = [each.label for each in alive if "gamma" in each.settings]
+        marker = MARKERS[ours.index(line.label) % len(MARKERS)]
+        return {"color": colormaps["viridis"](viridis(line.settings["gamma"])), "marker": marker}
+    name = line.label.split(",")[0]
+    if name in COLOUR:
+        return {"color": COLOUR[name][0], "linestyle": DASHES[DASH[name]]}
+    unknown = [each.label for each in alive if "gamma" not in each.settings and each.label.split(",")[0] not in COLOUR]
+    return {"color": OTHERS[unknown.index(line.label) % len(OTHERS)], "linestyle": (0, (3, 1, 1, 1))}

@@ -1,0 +1,284 @@
+"""What a study has found, as README.md, NAME.json and pictures; from its results alone, so at any moment."""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from anon_lab.files import write_bytes, write_json, write_text
+from anon_lab.significance import p_value, verdict
+from anon_lab.studies import _plots
+from anon_lab.studies._results import Record, Results, value
+from anon_lab.studies._spec import Ground, Job, Section, Study
+from anon_lab.studies._training import missing
+from anon_lab.tables import _pictures
+from anon_lab.tables._words import NONE, spread
+
+CURVES = 9
+"""The most that one picture can hold."""
+PROTOCOL = (
+    "Settings are chosen on validation examples from one seed, one axis after another with equally many trials for "
+    "every contender, and reported on the test set from fresh seeds, trained on all training examples. Numbers are "
+    "mean ± standard deviation over seeds; better, worse and tie are Welch's test at 5 %."
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A contender on one ground: its runs from fresh seeds."""
+
+    label: str
+    ground: Ground
+    settings: Mapping[str, Any]
+    records: Sequence[Record]
+
+    @property
+    def values(self) -> list[float]:
+        numbers = (value(record, self.ground.metric) for record in self.records)
+        return [number for number in numbers if number is not None]
+
+    def measured(self) -> str:
+        lost = len(self.records) - len(self.values)
+        if not self.values:
+            return "diverged"
+        return spread(self.values) + (f" ({lost} of {len(self.records)} diverged)" if lost else "")
+
+
+def lines(study: Study, results: Results) -> dict[str, list[Line]]:
+    """By ground, the contenders that were reported on, in the order of the stages."""
+    jobs = [job for stage in study.stages for job in stage.jobs(results) if job.report]
+    grouped: dict[tuple[str, str], list[tuple[Job, Record]]] = {}
+    for job in jobs:
+        if (record := results.of(job)) is not None:
+            grouped.setdefault((job.ground.name, job.label), []).append((job, record))
+    found: dict[str, list[Line]] = {}
+    for (ground, label), over in grouped.items():
+        first = over[0][0]
+        unique = {record["settings"]["seed"]: record for _, record in over}
+        found.setdefault(ground, []).append(Line(label, first.ground, first.values, list(unique.values())))
+    return found
+
+
+def against(line: Line, other: Line | None) -> str:
+    """The verdict on the line in a word."""
+    if other is None or other is line or not line.values or not other.values:
+        return NONE
+    if min(len(line.values), len(other.values)) < 2:
+        return "one seed"
+    return verdict(line.values, other.values, line.ground.metric)
+
+
+def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]:
+    """A table for each ground, the best first."""
+    for ground, contenders in found.items():
+        metric = contenders[0].ground.metric
+        by_label = {line.label: line for line in contenders}
+        references = [label for label in study.references if label in by_label]
+        sign = -1 if metric.higher_is_better else 1
+        order = sorted(contenders, key=lambda line: (not line.values, sign * mean(line.values or [0.0])))
+        alone = all(record["together"] == 1 for line in order for record in line.records)
+        head = ["", f"{metric.name} {metric.unit}".strip(), "seeds", *(f"against {each}" for each in references)]
+        body = [
+            [
+                line.label,
+                line.measured(),
+                str(len(line.records)),
+                *(against(line, by_label[each]) for each in references),
+                *([f"{1000 * mean(record['seconds_a_step'] for record in line.records):.3g}"] if alone else []),
+                f"{sum(record['device_seconds'] for record in line.records) / 60:.2f}",
+                in_words(line.settings),
+            ]
+            for line in order
+        ]
+        yield Section(
+            f"{ground}: test set, fresh seeds",
+            [[*head, *(["ms a step"] if alone else []), "device minutes", "settings"], *body],
+        )
+
+
+def searched(study: Study, results: Results) -> Iterator[Section]:
+    """What the choice was made from: every contender's best trial of each ground."""
+    tunings = [stage for stage in study.stages if stage.name.startswith("tune")]
+    jobs = {job.key(): job for stage in tunings for job in stage.jobs(results)}
+    grouped: dict[str, dict[str, list[tuple[Job, Record]]]] = {}
+    for job in jobs.values():
+        if (record := results.of(job)) is not None:
+            grouped.setdefault(job.ground.name, {}).setdefault(job.label, []).append((job, record))
+    for ground, contenders in grouped.items():
+        body = []
+        for label, over in contenders.items():
+            metric = over[0][0].ground.metric
+            sign = 1 if metric.higher_is_better else -1
+            alive = [(sign * number, job) for job, record in over if (number := value(record, metric)) is not None]
+            lost = len(over) - len(alive)
+            shown = ["diverged", ""]
+            if alive:
+                number, job = max(alive, key=lambda each: each[0])
+                shown = [f"{sign * number:.4g}", in_words(job.values)]
+            body.append([label, str(len(over)) + (f", {lost} diverged" if lost else ""), *shown])
+        yield Section(f"{ground}: the search", [["", "trials", "best on validation", "settings"], *body])
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """As "lr 0.001, clip 3"; a guard's fields stand by themselves."""
+    said = []
+    for name, each in settings.items():
+        if name == "guard":
+            said.append("as printed" if each is None else in_words(each))
+        elif isinstance(each, Mapping):
+            said.append(f"{name} {each['start']:g} to {each['end']:g} by {each['by']}")
+        elif isinstance(each, tuple | list):
+            said.append(f"{name} {', '.join(f'{part:g}' for part in each)}")
+        else:
+            said.append(f"{name} {each:g}" if isinstance(each, float) else f"{name} {each}")
+    return ", ".join(said)
+
+
+def left_in_words(study: Study, results: Results) -> str:
+    """What is still to be trained, as far as it is known."""
+    left = [(stage.name, len(missing(stage, results))) for stage in study.stages]
+    unknown = [stage.name for stage in study.stages if not stage.jobs(results)]
+    said = [f"{count} runs of “{name}”" for name, count in left if count]
+    if unknown:
+        said.append(f"all of {', '.join(f'“{name}”' for name in unknown)}")
+    return f"Left to train: {'; '.join(said)}." if said else "All runs are done."
+
+
+def findings(found: Mapping[str, list[Line]], references: Sequence[str]) -> list[str]:
+    """How every Anon stands against the references; all of them, since the best would be chosen on the test set."""
+    said = []
+    for ground, contenders in found.items():
+        others = [line for line in contenders if line.label in references]
+        for line in contenders:
+            if line.label.startswith("Anon") and others:
+                compared = [f"{other.label} ({other.measured()}) {against(line, other)}" for other in others]
+                said.append(f"{ground}: {line.label} ({line.measured()}) against {', against '.join(compared)}.")
+    return said
+
+
+def costs(results: Results) -> Section:
+    """Runs and minutes of each stage."""
+    stages: dict[str, list[float]] = {}
+    for record in results.records.values():
+        stages.setdefault(record["stage"], []).append(record["device_seconds"])
+    body = [[name, str(len(times)), f"{sum(times) / 60:.2f}"] for name, times in stages.items()]
+    return Section("Device time", [["stage", "runs", "minutes"], *body])
+
+
+def save(name: str, study: Study, results: Results, command: str, place: Path, console: Console) -> list[Path]:
+    """Print the tables; write README.md, NAME.json and a picture for each ground and matrix."""
+    found = lines(study, results)
+    sections = [*reported(study, found), *study.sections(results), *searched(study, results), costs(results)]
+    for section in sections:
+        console.print(_rich(section))
+    pictures: dict[str, bytes] = {}
+    for ground, contenders in found.items():
+        if len(contenders) <= CURVES:
+            pictures[f"{_slug(ground)}.png"] = _png(_plots.curves(ground, contenders))
+    for label, heat in study.heats(results).items():
+        pictures[f"{label}.png"] = _png(_pictures.draw([heat], heat.title))
+    text = _readme(study, results, command, sections, findings(found, study.references), list(pictures))
+    return [
+        write_text(place / "README.md", text),
+        write_json(place / f"{name}.json", _json(name, study, results, command, found, sections)),
+        *(write_bytes(place / file, content) for file, content in pictures.items()),
+    ]
+
+
+def _readme(
+    study: Study,
+    results: Results,
+    command: str,
+    sections: Sequence[Section],
+    said: Sequence[str],
+    pictures: Sequence[str],
+) -> str:
+    records = results.records.values()
+    devices = ", ".join(sorted({record["device"] for record in records})) or "none yet"
+    torches = ", ".join(sorted({record["versions"]["torch"] for record in records}))
+    parts = [
+        f"# {study.title}",
+        study.asks,
+        f"    {command}",
+        f"{len(records)} runs, {results.minutes():.1f} device minutes ({devices}; torch {torches or NONE}). "
+        "The command goes on where it stopped; every run is a line of `runs.jsonl`. " + left_in_words(study, results),
+        PROTOCOL,
+        "\n".join(f"- {sentence}" for sentence in said),
+        *(f"![{picture}]({picture})" for picture in pictures),
+    ]
+    for section in sections:
+        head, *body = section.lines
+        parts.append(f"## {section.title}")
+        if section.text:
+            parts.append(section.text)
+        parts.append("\n".join(["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _json(
+    name: str,
+    study: Study,
+    results: Results,
+    command: str,
+    found: Mapping[str, list[Line]],
+    sections: Sequence[Section],
+) -> dict[str, Any]:
+    grounds = {}
+    for ground, contenders in found.items():
+        by_label = {line.label: line for line in contenders}
+        grounds[ground] = {
+            "metric": vars(contenders[0].ground.metric),
+            "contenders": {
+                line.label: {
+                    "settings": dict(line.settings),
+                    "values": line.values,
+                    "mean": mean(line.values) if line.values else None,
+                    "standard_deviation": stdev(line.values) if len(line.values) > 1 else None,
+                    "diverged": len(line.records) - len(line.values),
+                    "device_seconds": [record["device_seconds"] for record in line.records],
+                    "against": {
+                        each: {"verdict": against(line, other), "p": p_value(line.values, other.values)}
+                        for each in study.references
+                        if (other := by_label.get(each)) is not None and other is not line
+                    },
+                }
+                for line in contenders
+            },
+        }
+    return {
+        "study": name,
+        "command": command,
+        "runs": len(results.records),
+        "device_minutes": results.minutes(),
+        "left": left_in_words(study, results),
+        "grounds": grounds,
+        "sections": [vars(section) for section in sections],
+    }
+
+
+def _rich(section: Section) -> Table:
+    head, *body = section.lines
+    shown = Table(title=section.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for number, column in enumerate(head):
+        # Folded, because a number that is cut off looks like another number.
+        shown.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=not number)
+    for line in body:
+        shown.add_row(*line)
+    return shown
+
+
+def _png(figure: _plots.Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    return content.getvalue()
+
+
+def _slug(name: str) -> str:
+    plain = name.lower().replace("γ", "gamma")
+    return "-".join("".join(each if each.isalnum() or each in ".-" else " " for each in plain).split())

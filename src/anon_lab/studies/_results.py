@@ -1,0 +1,130 @@
+"""What a study has found so far: one JSON object a line, appended as each job ends, and what follows for the next."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anon_lab.files import finite, write_bytes
+from anon_lab.studies._spec import FIRST_SEED, Contender, Ground, Job, Stage, recorded_key
+from anon_lab.tasks import Metric
+
+Record = dict[str, Any]
+
+
+class Results:
+    """The file runs.jsonl: whole lines only, whatever moment a process is killed at."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[str, Record] = {}
+        self._known: dict[str, Any] = {}
+        if not path.exists():
+            return
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:  # a process was killed while it wrote
+            write_bytes(path, whole)
+        for line in whole.decode().splitlines():
+            self._keep(json.loads(line))
+
+    def add(self, record: Record) -> None:
+        line = json.dumps(finite(record), allow_nan=False) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._keep(json.loads(line))
+
+    def _keep(self, record: Record) -> None:
+        self.records[recorded_key(record["ground"], record["settings"])] = record
+        self._known.clear()
+
+    def known(self, name: str, find: Callable[[], Any]) -> Any:
+        """What follows from these results, found once."""
+        if name not in self._known:
+            self._known[name] = find()
+        return self._known[name]
+
+    def of(self, job: Job) -> Record | None:
+        return self.records.get(job.key())
+
+    def minutes(self) -> float:
+        """Of the device, over all jobs; runs that trained together share theirs."""
+        return sum(record["device_seconds"] for record in self.records.values()) / 60
+
+
+def value(record: Record, metric: Metric) -> float | None:
+    """The final metric; None where the run diverged."""
+    return None if record["diverged"] else record["evaluation"][metric.name]
+
+
+def best(records: Sequence[Record], metric: Metric) -> Record | None:
+    """The one with the best value, the earliest of equals; None where all diverged."""
+    alive = [(number, record) for record in records if (number := value(record, metric)) is not None]
+    sign = 1 if metric.higher_is_better else -1
+    return max(alive, key=lambda each: sign * each[0], default=(0.0, None))[1]
+
+
+def trials(contender: Contender, ground: Ground, results: Results, axis: int) -> list[Job]:
+    """The jobs of one axis of the search; none as long as the axes before it are not all done."""
+    start = dict(contender.fixed) if axis == 0 else tuned(contender, ground, results, axis)
+    if start is None:
+        return []
+    name, values = contender.axes[axis]
+    return [Job(contender.label, ground, contender.optimizer, {**start, name: each}) for each in values]
+
+
+def tried(contender: Contender, ground: Ground, results: Results, axes: int | None = None) -> list[tuple[Job, Record]]:
+    """All trials of the first axes (None: all) that are over."""
+    number = len(contender.axes) if axes is None else axes
+    jobs = [job for axis in range(number) for job in trials(contender, ground, results, axis)]
+    return [(job, record) for job in jobs if (record := results.of(job)) is not None]
+
+
+def tuned(contender: Contender, ground: Ground, results: Results, axes: int | None = None) -> Mapping[str, Any] | None:
+    """The settings that did best on validation examples; None before all trials are over, or if all diverged."""
+    number = len(contender.axes) if axes is None else axes
+    over = tried(contender, ground, results, number)
+    if len(over) < sum(len(values) for _, values in contender.axes[:number]):
+        return None
+    chosen = best([record for _, record in over], ground.metric)
+    return None if chosen is None else next(job.values for job, record in over if record is chosen)
+
+
+Field = Callable[[Results], Sequence[Contender]]
+"""Who takes part, which may follow from results; nobody as long as it is not known."""
+
+
+def search(field: Field, ground: Ground, rounds: int = 3) -> list[Stage]:
+    """A stage for each axis, in which every contender takes its turn."""
+
+    def stage(axis: int) -> Stage:
+        def jobs(results: Results) -> list[Job]:
+            able = (each for each in field(results) if axis < len(each.axes))
+            return [job for each in able for job in trials(each, ground, results, axis)]
+
+        return Stage(f"tune {ground.name}, round {axis + 1}", jobs)
+
+    return [stage(axis) for axis in range(rounds)]
+
+
+def report(field: Field, ground: Ground, tuned_on: Ground | None = None, seeds: int = 3) -> Stage:
+    """Fresh seeds of every tuned contender; seed by seed, so that a stage cut short has everyone once.
+
+    **Arguments:**
+    - `tuned_on`: where the settings were searched, if not on the same ground.
+    """
+
+    def jobs(results: Results) -> list[Job]:
+        chosen = [(each, tuned(each, tuned_on or ground, results)) for each in field(results)]
+        return [
+            Job(each.label, ground, each.optimizer, values, seed, report=True)
+            for seed in range(FIRST_SEED, FIRST_SEED + seeds)
+            for each, values in chosen
+            if values is not None
+        ]
+
+    return Stage(f"report {ground.name}", jobs)

@@ -1,0 +1,162 @@
+"""Trains the jobs that a study lacks, in its order, as far as the time reaches."""
+
+import gc
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from anon_lab import tasks
+from anon_lab.launch import Place
+from anon_lab.run import Run
+from anon_lab.settings import provenance
+from anon_lab.studies._results import Record, Results
+from anon_lab.studies._spec import Job, Stage, Study
+from anon_lab.tasks import Task
+from anon_lab.train import Every, drive
+
+POINTS = 32
+"""Of a curve, beside its evaluations."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """How much of a study is done now."""
+
+    out: Path
+    minutes: float | None = None
+    """After which no job is started that would not end in time; None: until all is done."""
+    only: str | None = None
+    """A pattern (* and ?) for "stage | ground | contender"; None: all."""
+
+
+def train(study: Study, results: Results, order: Order, where: Place, console: Console) -> bool:
+    """Train what is missing; whether the time was enough."""
+    if where.world > 1:
+        raise ValueError("a study trains in one process, but torchrun started several")
+    trainer = _Trainer(results, order, where)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for stage in study.stages:
+            left = missing(stage, results, order.only)
+            line = progress.add_task(stage.name, total=len(left), visible=bool(left))
+            for group in groups(left, where.device):
+                if not trainer.fits(group):
+                    return False
+                trainer.train(stage, group)
+                progress.advance(line, len(group))
+            if left:
+                done = f"{stage.name}: {len(left)} runs, {results.minutes():.1f} device minutes in all"
+                progress.console.print(done, markup=False, highlight=False)
+    return True
+
+
+def missing(stage: Stage, results: Results, only: str | None = None) -> list[Job]:
+    """The stage's jobs that have no result, each once; those of which is not yet known what they are, not at all."""
+    jobs = {job.key(): job for job in stage.jobs(results) if results.of(job) is None}
+    return [job for job in jobs.values() if only is None or fnmatch(name(stage, job), f"*{only}*")]
+
+
+def name(stage: Stage, job: Job) -> str:
+    return f"{stage.name} | {job.ground.name} | {job.label}"
+
+
+def groups(jobs: Sequence[Job], device: torch.device) -> Iterator[list[Job]]:
+    """Jobs that train at once: neighbours of equal length, as many as fill a GPU; on a CPU one alone."""
+    group: list[Job] = []
+    for job in jobs:
+        most = job.ground.together if device.type == "cuda" else 1
+        if group and (len(group) == most or (job.ground, job.report) != (group[0].ground, group[0].report)):
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group
+
+
+def seconds_a_step(job: Job, results: Results, device: str, guess: float) -> float:
+    """Of the device's time for one run among those beside it: as measured on the same network, else as guessed."""
+
+    def is_alike(record: Record) -> bool:
+        settings = record["settings"]
+        return (settings["task"], settings["options"]) == (job.ground.task, json.loads(json.dumps(job.ground.options)))
+
+    alike = [each for each in results.records.values() if each["device"] == device and is_alike(each)]
+    same = [each for each in alike if each["ground"] == job.ground.name] or alike
+    return mean(each["device_seconds"] / each["steps"] for each in same) if same else guess
+
+
+class _Trainer:
+    def __init__(self, results: Results, order: Order, where: Place) -> None:
+        self.results, self.order, self.device = results, order, where.device
+        self.provenance = provenance(where.device)
+        self.started = time.perf_counter()
+        self._tasks: dict[str, Task] = {}
+
+    def fits(self, group: Sequence[Job]) -> bool:
+        if self.order.minutes is None:
+            return True
+        used = time.perf_counter() - self.started
+        return used + sum(map(self.expected, group)) <= 60 * self.order.minutes
+
+    def expected(self, job: Job) -> float:
+        """Seconds; 0 for the first of its kind on a CPU, of which nobody knows how fast it is."""
+        guess = job.ground.seconds if self.device.type == "cuda" else 0.0
+        return job.steps * seconds_a_step(job, self.results, self.provenance["device"], guess)
+
+    def train(self, stage: Stage, group: Sequence[Job]) -> None:
+        """Train a group and append its lines."""
+        task = self._task(group[0])
+        started = time.perf_counter()
+        runs = [Run(job.settings(self.device), task, self.device) for job in group]
+        curves: dict[int, list[Any]] = {id(run): [] for run in runs}
+
+        def watch(run: Run, record: dict[str, Any]) -> None:
+            seen = (record.get("evaluation") or {}).get(task.metric.name)
+            curves[id(run)].append([record["step"], round(record["seconds"], 3), record["loss"], seen])
+
+        ended = drive(runs, None, Every(log=max(1, runs[0].total // POINTS), checkpoint=0), watch)
+        measure = group[0].ground.measure
+        for number, result in enumerate(ended):
+            if measure is not None and not result["diverged"]:
+                result["evaluation"] |= measure(runs[number])
+        share = (time.perf_counter() - started) / len(group)
+        for job, result, curve in zip(group, ended, curves.values(), strict=True):
+            self.results.add(self._record(stage, job, result, curve, share, len(group)))
+        if self.device.type == "cuda":
+            runs.clear()
+            gc.collect()  # a run and its optimizer hold each other
+            torch.cuda.empty_cache()
+
+    def _task(self, job: Job) -> Task:
+        key = json.dumps([job.ground.task, dict(job.ground.options), job.report], default=str)
+        if key not in self._tasks:
+            self._tasks[key] = tasks.load(job.ground.task, None, not job.report, **job.ground.options)
+        return self._tasks[key]
+
+    def _record(
+        self, stage: Stage, job: Job, result: dict[str, Any], curve: list[Any], share: float, together: int
+    ) -> Record:
+        outcome = ("evaluation", "diverged", "loss", "steps", "seconds", "seconds_a_step")
+        more = ("parameters", "state_bytes", "peak_memory_bytes")
+        return {
+            "stage": stage.name,
+            "ground": job.ground.name,
+            "label": job.label,
+            "split": job.split,
+            **{each: result[each] for each in outcome},
+            "device_seconds": share,
+            "together": together,
+            **{each: result[each] for each in more},
+            "settings": job.settings(self.device).as_json(),
+            **self.provenance,
+            "curve": curve,
+        }

@@ -1,0 +1,76 @@
+"""GPT-2 small on a given text: AdamW, Anon at three gammas, Lion and Muon, by loss against steps and against time."""
+
+from anon_lab.studies._results import Results, report, search
+from anon_lab.studies._spec import LOSS, Contender, Ground, Study, anon_defaults
+from anon_lab.tasks import Recipe
+from anon_lab.tasks.gpt import PRESETS
+
+SECONDS = 0.2
+ADAM_BETAS = ("betas", ((0.9, 0.99), (0.9, 0.999)))
+ANON_BETAS = ("betas", ((0.9, 0.99), (0.9, 0.95)))
+DECAY = ("weight_decay", (0.03,))
+
+
+def contenders() -> list[Contender]:
+    """Each with 6 trials. Lion's lr is smaller and Muon's larger, so that the recipe's decay is not theirs."""
+    anon = anon_defaults()
+    return [
+        Contender("AdamW", "AdamW", (("lr", (6e-4, 1.2e-3, 2.4e-3)), ADAM_BETAS, DECAY), {"betas": (0.9, 0.95)}),
+        Contender("Anon γ 1", "Anon", (("lr", (6e-4, 1.2e-3, 2.4e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.0}),
+        Contender("Anon γ 1.1", "Anon", (("lr", (3e-4, 6e-4, 1.2e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.1}),
+        Contender(
+            "Muon",
+            "Muon",
+            (("lr", (0.01, 0.02, 0.04)), ("adamw_ratio", (0.03, 0.06)), ("weight_decay", (0.03,))),
+            {"weight_decay": 0.01},
+        ),
+        Contender(
+            "Lion",
+            "Lion",
+            (("lr", (1e-4, 2e-4, 4e-4)), ("betas", ((0.95, 0.98), (0.9, 0.95))), ("weight_decay", (0.3,))),
+            {"weight_decay": 1.0},
+        ),
+        Contender("Anon γ 1.15", "Anon", (("lr", (2e-4, 4e-4, 8e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.15}),
+    ]
+
+
+def grounds(tiny: bool) -> tuple[Ground, Ground, Ground]:
+    """To tune on, to report on, and a longer one for those with more time; all train alone, so that time compares."""
+    if tiny:
+        recipe = Recipe(batch_size=16, clip=1.0, weight_decay=0.1, decay_all=False)
+        options = {"width": 8, "evaluated": 256}
+        made = [
+            Ground(f"{steps} steps", "ngram", recipe.changed(steps=steps), LOSS, SECONDS, options, evaluations=2)
+            for steps in (2, 4, 6)
+        ]
+        return made[0], made[1], made[2]
+    recipe = PRESETS["small"].recipe.changed(batch_size=64, warmup=0.1, final_lr=0.1)
+    made = [
+        Ground(
+            f"{steps} steps of 64 x 1,024 tokens",
+            "gpt",
+            recipe.changed(steps=steps),
+            LOSS,
+            SECONDS,
+            {"model": "small"},
+            evaluations=max(5, steps // 60),
+            micro_batch=32,
+        )
+        for steps in (200, 600, 2000)
+    ]
+    return made[0], made[1], made[2]
+
+
+def study(tiny: bool = False) -> Study:
+    short, usual, long = grounds(tiny)
+
+    def field(results: Results) -> list[Contender]:
+        del results
+        return contenders()
+
+    return Study(
+        "GPT-2 small, 124 M parameters",
+        "Which optimizer has the lowest loss after so many steps, and after so many seconds?",
+        [*search(field, short), report(field, usual, tuned_on=short), report(field, long, tuned_on=short)],
+        references=("AdamW",),
+    )

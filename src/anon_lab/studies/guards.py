@@ -1,0 +1,200 @@
+"""Which guards, refresh times and betas make Anon safe and good: screened on small tasks, settled on a language model,
+confirmed on tasks that had no say."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from anon_lab.studies._candidates import CANDIDATES, Candidate, Cell, ranked, screened
+from anon_lab.studies._grounds import BASELINES, Grounds, Rates, confirmed, settled
+from anon_lab.studies._report import in_words
+from anon_lab.studies._results import Results, report, search, tuned
+from anon_lab.studies._spec import Contender, Job, Section, Stage, Study
+from anon_lab.tables._spec import Heat
+
+GAMMAS = (1.0, 1.1)
+MULTIPLES = (0.5, 1.0, 2.0, 4.0)
+"""Of the tuned AdamW's lr, at which candidates are screened."""
+GPT_MULTIPLES = (0.5, 1.0, 2.0)
+SURVIVORS = 6
+ALWAYS = ("default", "as printed")
+"""Candidates that survive in any case: what there was before."""
+
+
+def baselines(rates: Rates) -> list[Contender]:
+    """AdamW and SGDM, each with 8 trials."""
+    betas = ("betas", ((0.9, 0.99), (0.9, 0.95)))
+    return [
+        Contender("AdamW", "AdamW", (("lr", rates.adam), betas, ("weight_decay", (rates.adam_decay,)))),
+        Contender("SGDM", "SGDM", (("lr", rates.sgd), ("weight_decay", (rates.sgd_decay,)))),
+    ]
+
+
+def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
+    """The candidate at this gamma, with as many trials as the baselines; near 0 by SGD's recipe, above by AdamW's."""
+    betas = ("betas", tuple((0.9, beta2) for beta2 in (0.95, 0.99, 0.999) if beta2 != candidate.values["betas"][1]))
+    if gamma > 0.5:
+        lrs = tuple(lr if gamma == 1 else lr / 2 for lr in rates.adam)
+        axes = (("lr", lrs), betas, ("weight_decay", (rates.adam_decay,)))
+        return Contender(f"Anon γ {gamma:g}", "Anon", axes, {**candidate.values, "gamma": gamma})
+    # Anon averages gradients where SGDM sums them: ten times its lr is the same step.
+    axes = (("lr", tuple(10 * lr for lr in rates.sgd)), ("weight_decay", (rates.sgd_decay,)))
+    coupled = {**candidate.values, "gamma": gamma, "decoupled_weight_decay": False}
+    return Contender(f"Anon γ {gamma:g}", "Anon", axes, coupled)
+
+
+def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[Cell] | None:
+    """Where candidates meet: a ground, a gamma and learning rates; None before AdamW is tuned there."""
+    multiples = GPT_MULTIPLES if grounds.ground.task == "gpt" else MULTIPLES
+    best = tuned(baselines(grounds.rates)[0], grounds.ground, results)
+    if best is None:
+        return None
+    return [Cell(grounds.ground, gamma, tuple(best["lr"] * each for each in multiples)) for gamma in gammas]
+
+
+class Screening:
+    """From all candidates to one, by mean rank over the cells of the grounds that have a say."""
+
+    def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
+        self.cheap, self.final = cheap, final
+
+    def first(self, results: Results) -> list[Cell] | None:
+        found = [cells(each, results, GAMMAS) for each in self.cheap]
+        return None if None in found else [cell for each in found if each for cell in each]
+
+    def second(self, results: Results) -> list[Cell] | None:
+        return cells(self.final, results, GAMMAS)
+
+    def survivors(self, results: Results) -> list[Candidate]:
+        """The best by rank, and those that come along in any case."""
+        return results.known("survivors", lambda: self._survivors(results))
+
+    def _survivors(self, results: Results) -> list[Candidate]:
+        first = self.first(results)
+        order = ranked(CANDIDATES, first, results) if first else None
+        if order is None:
+            return []
+        names = [name for name, _ in order[:SURVIVORS]] + list(ALWAYS)
+        return [each for each in CANDIDATES if each.name in names]
+
+    def winner(self, results: Results) -> Candidate | None:
+        """The survivor with the best rank over all cells."""
+        return results.known("winner", lambda: self._winner(results))
+
+    def _winner(self, results: Results) -> Candidate | None:
+        first, second = self.first(results), self.second(results)
+        alive = self.survivors(results)
+        if not first or not second or not alive:
+            return None
+        order = ranked(alive, [*first, *second], results)
+        return next((each for each in alive if order and each.name == order[0][0]), None)
+
+    def stages(self) -> list[Stage]:
+        def cheap_jobs(grounds: Grounds, gamma: float, results: Results) -> list[Job]:
+            return screened(CANDIDATES, cells(grounds, results, (gamma,)) or [])
+
+        def final_jobs(gamma: float, results: Results) -> list[Job]:
+            return screened(self.survivors(results), cells(self.final, results, (gamma,)) or [])
+
+        return [
+            *(
+                Stage(f"screen {each.ground.name} at γ {gamma:g}", partial(cheap_jobs, each, gamma))
+                for gamma in GAMMAS
+                for each in self.cheap
+            ),
+            *_baseline_searches([self.final]),
+            *(Stage(f"screen {self.final.ground.name} at γ {gamma:g}", partial(final_jobs, gamma)) for gamma in GAMMAS),
+        ]
+
+    def field(self, grounds: Grounds, results: Results) -> list[Contender]:
+        """Baselines, and the winner at the gammas that belong to the ground."""
+        winner = self.winner(results)
+        ours = [] if winner is None else [anon(winner, gamma, grounds.rates) for gamma in grounds.gammas]
+        theirs = [each for each in baselines(grounds.rates) if each.label in grounds.baselines]
+        return [*theirs, *ours]
+
+
+def _baseline_searches(all_grounds: Sequence[Grounds]) -> list[Stage]:
+    """SGDM first where it is cheap; on the language model it waits for its turn in the report."""
+
+    def field(grounds: Grounds, results: Results) -> list[Contender]:
+        del results
+        several = baselines(grounds.rates)
+        return several[:1] if grounds.ground.task == "gpt" else several
+
+    return [stage for each in all_grounds for stage in search(partial(field, each), each.ground)]
+
+
+def study(tiny: bool = False) -> Study:
+    cheap, final = settled(tiny)
+    screening = Screening(cheap, final)
+    stages = [*_baseline_searches(cheap), *screening.stages()]
+    for each in (*cheap, final, *confirmed(tiny)):
+        field = partial(screening.field, each)
+        stages += [*_missing_from(stages, search(field, each.ground)), report(field, each.ground)]
+    return Study(
+        "Anon's defaults",
+        "Which clip, floor, growth, beta3, beta2 and touch are safe at four times AdamW's best lr, and as good as a "
+        "tuned AdamW or SGDM at the best?",
+        stages,
+        references=BASELINES,
+        sections=partial(_sections, screening),
+        heats=partial(_heats, screening),
+    )
+
+
+def _missing_from(before: Sequence[Stage], stages: Sequence[Stage]) -> list[Stage]:
+    """The same stages, told apart by name from those in which the baselines alone were tuned."""
+    names = {stage.name for stage in before}
+    return [Stage(f"{each.name}, all" if each.name in names else each.name, each.jobs) for each in stages]
+
+
+def _sections(screening: Screening, results: Results) -> list[Section]:
+    """The screening: all candidates in the order of their rank, and the choice."""
+    sections = []
+    first, second = screening.first(results), screening.second(results)
+    alive = screening.survivors(results)
+    for title, candidates, where in (
+        ("Screening on the small tasks", CANDIDATES, first),
+        ("Survivors", alive, [*(first or ()), *(second or ())] if second else None),
+    ):
+        order = ranked(candidates, where, results) if where and candidates else None
+        if not where or order is None:
+            continue
+        named = {each.name: each for each in candidates}
+        head = ["", "mean rank", *(cell.name for cell in where), "settings"]
+        body = [
+            [name, f"{rank:.1f}", *(cell.words(named[name], results) for cell in where), in_words(named[name].values)]
+            for name, rank in order
+        ]
+        text = (
+            "Validation, one seed: the value at the best lr / at the highest. A candidate's rank is the mean over the "
+            "columns and over both numbers; whoever diverged is last."
+        )
+        sections.append(Section(title, [head, *body], text))
+    winner = screening.winner(results)
+    if winner is not None:
+        sections.append(Section("The choice", [["", "settings"], [winner.name, in_words(winner.values)]]))
+    return sections
+
+
+def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
+    """Ranks on the small tasks."""
+    where = screening.first(results)
+    order = ranked(CANDIDATES, where, results) if where else None
+    if not where or order is None:
+        return {}
+    named = {each.name: each for each in CANDIDATES}
+    ranks = [dict(cell.ranks(CANDIDATES, results) or ()) for cell in where]
+    return {
+        "screening": Heat(
+            f"“{order[0][0]}” has the best mean rank on the small tasks, {order[0][1]:.1f} of {len(CANDIDATES)}",
+            "candidate",
+            "value at the best lr / at the highest",
+            [name for name, _ in order],
+            [cell.name for cell in where],
+            [[each[name] for each in ranks] for name, _ in order],
+            [[cell.words(named[name], results) for cell in where] for name, _ in order],
+            "rank",
+            higher_is_better=False,
+        )
+    }

@@ -1,0 +1,385 @@
+"""Studies: every one from end to end at its tiny size, resuming, time limits, and reports on results made by hand."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import nn
+from typer.testing import CliRunner
+
+from anon_lab import studies
+from anon_lab.cli import app
+from anon_lab.launch import Place
+from anon_lab.models import inception
+from anon_lab.studies import _candidates, _grounds, _report, _training, cifar10, diffusion, gpt2, guards
+from anon_lab.studies._results import Results, report, search, trials, tuned
+from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
+from anon_lab.tasks import Recipe, _cifar10, _images
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(batch_size=8, steps=2)
+GROUND = Ground("small", "digits", RECIPE, ACCURACY, 1.0, evaluations=1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANON_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("ANON_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def record(job: Job, number: float | None, seconds: float = 6.0) -> dict[str, Any]:
+    """A line as training would leave it, with the number in the metric's place."""
+    final = None if number is None else {job.ground.metric.name: number, "loss": 1.0}
+    return {
+        "stage": "made by hand",
+        "ground": job.ground.name,
+        "label": job.label,
+        "split": job.split,
+        "evaluation": final,
+        "diverged": number is None,
+        "loss": 1.0,
+        "steps": job.ground.recipe.steps,
+        "seconds": seconds,
+        "seconds_a_step": seconds / 2,
+        "device_seconds": seconds,
+        "together": 1,
+        "settings": job.settings(CPU).as_json(),
+        "versions": {"torch": "2"},
+        "device": "a machine",
+        "curve": [[1, 1.0, 2.0, None], [2, 2.0, 1.0, number]],
+    }
+
+
+def contender(label: str) -> Contender:
+    return Contender(label, label.split()[0], (("lr", (0.1, 0.2)), ("weight_decay", (0.5,))))
+
+
+def made_study(*contenders: Contender, ground: Ground = GROUND) -> Study:
+    return Study(
+        "Made", "Which?", [*search(lambda _: contenders, ground, 2), report(lambda _: contenders, ground)], ("AdamW",)
+    )
+
+
+# Every study from end to end.
+
+
+class Means(nn.Module):
+    """Stands where Inception does, with three features: the mean of each colour."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.float().mean((2, 3))
+
+
+def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sheets of noise, and the facts that CIFAR-10 is checked by, for them."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        pixels = rng.integers(0, 256, (10, 10, 32, 32, 3), np.uint8)
+        np.save(folder / f"{split}_labels.npy", (np.arange(100) % 10).astype(np.uint8))
+        Image.fromarray(pixels.transpose(0, 2, 1, 3, 4).reshape(320, 320, 3)).save(folder / f"{split}_0.png")
+        if split == "train":
+            share = pixels.reshape(-1, 3) / 255
+            monkeypatch.setattr(_cifar10, "NORMAL", _images.Normal(tuple(share.mean(0)), tuple(share.std(0))))
+    monkeypatch.setattr(_cifar10, "PER_CLASS", {"train": 10, "test": 10})
+
+
+def anon_study(name: str, out: Path, *more: str) -> str:
+    result = CliRunner().invoke(app, ["study", name, "--tiny", "--device", "cpu", "--out", str(out), *more])
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def shrink(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is repeated many times, a few times."""
+    if name == "guards":
+        monkeypatch.setattr(guards, "CANDIDATES", _candidates.CANDIDATES[:4])
+        monkeypatch.setattr(guards, "SURVIVORS", 1)
+        cheap, final = _grounds.settled(True)
+        monkeypatch.setattr(guards, "settled", lambda tiny: (cheap[1:2], final))
+        monkeypatch.setattr(guards, "confirmed", lambda tiny: _grounds.confirmed(tiny)[2:3])
+    elif name == "cifar10":
+        monkeypatch.setattr(cifar10, "SEEDS", 1)
+    elif name == "diffusion":
+        axes = (("lr", (1e-3,)), ("betas", ((0.9, 0.99),)))
+        monkeypatch.setattr(diffusion, "contenders", lambda: [Contender("Adam", "Adam", axes)])
+        write_cifar(tmp_path / "data" / "cifar10", monkeypatch)
+        monkeypatch.setattr(_images, "hold_out", lambda images, count: _halves(images))
+        monkeypatch.setattr(sys.modules["anon_lab.tasks.diffusion"], "_hold_out", lambda images, count: _halves(images))
+        (tmp_path / "data" / "inception").mkdir()
+        (tmp_path / "data" / "inception" / "none.npz").write_bytes(b"")
+        monkeypatch.setattr(inception, "load", lambda path: Means())
+
+
+def _halves(images: _images.Images) -> tuple[_images.Images, _images.Images]:
+    half = [_images.Images(*(part[place] for part in images)) for place in (slice(50), slice(50, 100))]
+    return half[0], half[1]
+
+
+@pytest.mark.parametrize("name", studies.NAMES)
+def test_from_end_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(name, tmp_path, monkeypatch)
+    out = tmp_path / "results"
+    assert "All runs are done." in anon_study(name, out)
+    place = out / f"{name}-tiny"
+    lines = (place / "runs.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["curve"] for line in lines)
+    summary = json.loads((place / f"{name}.json").read_text())
+    assert summary["runs"] == len(lines)
+    assert summary["device_minutes"] == pytest.approx(sum(json.loads(line)["device_seconds"] for line in lines) / 60)
+    readme = (place / "README.md").read_text()
+    assert f"anon study {name} --tiny" in readme
+    for ground in summary["grounds"].values():
+        for label, found in ground["contenders"].items():
+            assert label in readme
+            assert len(found["values"]) + found["diverged"] >= (1 if name == "cifar10" and "β3" in label else 3)
+    for path in place.glob("*.png"):
+        with Image.open(path) as picture:
+            assert min(picture.size) > 300
+        assert f"]({path.name})" in readme
+    anon_study(name, out)
+    assert (place / "runs.jsonl").read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize("name", studies.NAMES)
+@pytest.mark.parametrize("tiny", [True, False])
+def test_a_study_can_be_listed_without_data(name: str, tiny: bool, tmp_path: Path) -> None:
+    study = studies.load(name, tiny)
+    nothing = Results(tmp_path / "runs.jsonl")
+    known = [job for stage in study.stages for job in stage.jobs(nothing)]
+    assert known
+    assert not any(job.report for job in known)  # nothing is reported on before it is chosen
+    assert "left" in str(studies.plan(name, tmp_path, tiny).columns[2].header)
+
+
+def test_every_contender_has_equally_many_trials() -> None:
+    fields = [gpt2.contenders(), cifar10.contenders(), diffusion.contenders()]
+    candidate = _candidates.CANDIDATES[0]
+    cheap, final = _grounds.settled(False)
+    for each in (*cheap, final, *_grounds.confirmed(False)):
+        ours = [guards.anon(candidate, gamma, each.rates) for gamma in each.gammas]
+        fields.append([*guards.baselines(each.rates), *ours])
+    for field in fields:
+        assert len({each.trials() for each in field}) == 1
+        assert all(each.axes[0][0] == "lr" for each in field)
+
+
+def test_wrong_names_and_places(tmp_path: Path) -> None:
+    for arguments, sentence in (
+        (["nonsense"], "there is no study 'nonsense'; there are guards, gpt2, cifar10, diffusion"),
+        (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
+        (["diffusion", "--tiny"], "FID needs the weights"),
+    ):
+        result = CliRunner().invoke(app, ["study", *arguments])
+        assert result.exit_code == 2
+        assert sentence in " ".join(result.output.split())
+
+
+# Choosing.
+
+
+def results_of(tmp_path: Path, numbers: dict[str, list[float | None]], ground: Ground = GROUND) -> Results:
+    """Trials of both axes, in order, for each label."""
+    results = Results(tmp_path / "runs.jsonl")
+    for label, values in numbers.items():
+        rest = iter(values)
+        for axis in (0, 1):
+            for job in trials(contender(label), ground, results, axis):
+                results.add(record(job, next(rest)))
+    return results
+
+
+def test_the_best_on_validation_is_chosen_axis_by_axis(tmp_path: Path) -> None:
+    assert tuned(contender("AdamW"), GROUND, results_of(tmp_path / "a", {"AdamW": [70, 80, 75]})) == {"lr": 0.2}
+    better = tuned(contender("AdamW"), GROUND, results_of(tmp_path / "b", {"AdamW": [90, 80, 95]}))
+    assert better == {"lr": 0.1, "weight_decay": 0.5}
+    lower = replace(GROUND, metric=LOSS)
+    found = tuned(contender("AdamW"), lower, results_of(tmp_path / "c", {"AdamW": [3, None, 3.5]}, lower))
+    assert found == {"lr": 0.1}
+    assert tuned(contender("AdamW"), GROUND, results_of(tmp_path / "d", {"AdamW": [None, None]})) is None
+
+
+def test_nothing_is_chosen_from_half_of_the_trials(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    first, second = trials(contender("AdamW"), GROUND, results, 0)
+    results.add(record(first, 70))
+    assert trials(contender("AdamW"), GROUND, results, 1) == []
+    results.add(record(second, 60))
+    assert [job.values for job in trials(contender("AdamW"), GROUND, results, 1)] == [{"lr": 0.1, "weight_decay": 0.5}]
+
+
+def test_the_test_set_has_no_say(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {"AdamW": [70, 80, 75]})
+    for lr in (0.1, 0.2):  # on the test set the other lr would be far ahead
+        for seed in range(FIRST_SEED, FIRST_SEED + 3):
+            job = Job("AdamW", GROUND, "AdamW", {"lr": lr}, seed, report=True)
+            results.add(record(job, 99 if lr == 0.1 else 50))
+    study = made_study(contender("AdamW"))
+    line = _report.lines(study, results)["small"][0]
+    assert (line.settings, line.values) == ({"lr": 0.2}, [50, 50, 50])
+
+
+def test_candidates_are_ranked_by_their_best_and_their_highest_lr(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    cell = _candidates.Cell(GROUND, 1.0, (0.1, 0.4))
+    three = _candidates.CANDIDATES[:3]
+    for candidate, numbers in zip(three, ([90, 80], [95, None], [90, 85]), strict=True):
+        assert cell.ranks(three, results) is None
+        for job, number in zip(cell.jobs(candidate), numbers, strict=True):
+            results.add(record(job, number))
+    # Best lr: 90, 95, 90 are places 2.5, 1, 2.5; highest lr: 80, diverged, 85 are 2, 3, 1.
+    assert cell.ranks(three, results) == {three[0].name: 2.25, three[1].name: 2.0, three[2].name: 1.75}
+    order = _candidates.ranked(three, [cell], results)
+    assert order is not None
+    assert [name for name, _ in order] == [three[2].name, three[1].name, three[0].name]
+    assert cell.words(three[1], results) == "95 / diverged"
+
+
+# The report.
+
+
+def test_report_on_results_made_by_hand(tmp_path: Path) -> None:
+    numbers = {"AdamW": [70, 71, 69], "Anon γ 1": [80, 81, 82], "Lion": [70, 70.5, 71]}
+    results = results_of(tmp_path, {"AdamW": [1, 2, 0], "Anon γ 1": [1, 2, 0], "Lion": [1, 2, 0]})
+    everyone = [contender(label) for label in numbers]
+    for label, values in numbers.items():
+        for seed, number in enumerate(values):
+            job = Job(label, GROUND, label.split()[0], {"lr": 0.2}, FIRST_SEED + seed, report=True)
+            results.add(record(job, number))
+    study = made_study(*everyone)
+    paths = _report.save("made", study, results, "anon study made", tmp_path, Console(quiet=True))
+    summary = json.loads((tmp_path / "made.json").read_text())
+    found = summary["grounds"]["small"]["contenders"]
+    assert {label: each["against"].get("AdamW", {}).get("verdict") for label, each in found.items()} == {
+        "AdamW": None,
+        "Anon γ 1": "better",
+        "Lion": "tie",
+    }
+    for label, values in numbers.items():
+        assert found[label]["mean"] == pytest.approx(mean(values))
+        assert found[label]["standard_deviation"] == pytest.approx(stdev(values))
+    assert summary["device_minutes"] == pytest.approx((9 + 9) * 6.0 / 60)
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.index("| Anon γ 1 | 81.00 ± 1.0 | 3 | better |") < readme.index("| AdamW | 70.00 ± 1.0 | 3 | – |")
+    assert "small: Anon γ 1 (81.00 ± 1.0) against AdamW (70.00 ± 1.0) better." in readme
+    assert "| made by hand | 18 | 1.80 |" in readme
+    assert tmp_path / "small.png" in paths
+
+
+def test_one_seed_and_lost_seeds_are_said(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {"AdamW": [1, 2, 0], "Anon": [1, 2, 0]})
+    for label, values in {"AdamW": [70.0, 71.0, None], "Anon": [90.0]}.items():
+        for seed, number in enumerate(values):
+            job = Job(label, GROUND, label.split()[0], {"lr": 0.2}, FIRST_SEED + seed, report=True)
+            results.add(record(job, number))
+    study = made_study(contender("AdamW"), contender("Anon"))
+    section = next(iter(_report.reported(study, _report.lines(study, results))))
+    assert section.lines[1][:4] == ["Anon", "90.00", "1", "one seed"]
+    assert section.lines[2][1] == "70.50 ± 0.71 (1 of 3 diverged)"
+    assert _report.left_in_words(study, results) == "Left to train: 2 runs of “report small”."
+
+
+def test_settings_in_words() -> None:
+    guard = {"clip": 3.0, "touch": True}
+    rising = {"start": 1.25, "end": 2.0, "by": 1000}
+    said = _report.in_words({"lr": 0.001, "guard": guard, "growth": rising, "betas": (0.9, 0.99)})
+    assert said == "lr 0.001, clip 3, touch True, growth 1.25 to 2 by 1000, betas 0.9, 0.99"
+    assert _report.in_words({"guard": None}) == "as printed"
+
+
+# Resuming, and the time.
+
+
+def test_a_line_that_was_cut_off_is_forgotten(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    first, second = trials(contender("AdamW"), GROUND, results, 0)
+    results.add(record(first, 70))
+    whole = results.path.read_bytes()
+    results.path.write_bytes(whole + whole[: len(whole) // 2])
+    again = Results(results.path)
+    assert (again.of(first) is not None, again.of(second)) == (True, None)
+    again.add(record(second, 60))
+    assert len([json.loads(line) for line in results.path.read_text().splitlines()]) == 2
+
+
+def test_the_same_run_on_another_device_is_not_trained_again(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    job = Job("AdamW", GROUND, "AdamW", {"lr": 0.1, "betas": (0.9, 0.95)})
+    made = record(job, 70)
+    made["settings"] |= {"precision": "bf16", "graph": True, "evaluations": 7}
+    results.add(made)
+    assert results.of(job) is not None
+    assert results.of(replace(job, seed=1)) is None
+    assert results.of(replace(job, report=True)) is None
+    assert results.of(replace(job, ground=replace(GROUND, recipe=RECIPE.changed(steps=3)))) is None
+
+
+def test_runs_train_together_on_a_gpu_and_alone_on_a_cpu() -> None:
+    several = replace(GROUND, together=2)
+    jobs = [Job("AdamW", several, "AdamW", {"lr": lr}) for lr in (0.1, 0.2, 0.3)]
+    jobs.append(Job("AdamW", several, "AdamW", {"lr": 0.1}, 1000, report=True))
+    assert [len(group) for group in _training.groups(jobs, torch.device("cuda"))] == [2, 1, 1]
+    assert [len(group) for group in _training.groups(jobs, CPU)] == [1, 1, 1, 1]
+
+
+def test_no_time_trains_nothing(tmp_path: Path) -> None:
+    output = anon_study("gpt2", tmp_path, "--minutes", "0")
+    assert "Left to train: 18 runs of “tune 2 steps, round 1”" in output
+    assert not (tmp_path / "gpt2-tiny" / "runs.jsonl").exists()
+
+
+def test_the_time_is_foreseen_from_runs_of_the_kind(tmp_path: Path) -> None:
+    """A run of the kind took 2 minutes here: with 1 minute none is started, though the time is not used up."""
+    where, console = Place(CPU), Console(quiet=True)
+    study = made_study(contender("AdamW"))
+    results = Results(tmp_path / "runs.jsonl")
+    first, _ = trials(contender("AdamW"), GROUND, results, 0)
+    slow = record(first, 70, seconds=120.0)
+    slow["device"] = _training.provenance(CPU)["device"]
+    results.add(slow)
+    assert not _training.train(study, results, _training.Order(tmp_path, minutes=1), where, console)
+    assert len(results.records) == 1
+    assert _training.train(study, results, _training.Order(tmp_path, minutes=60), where, console)
+    assert len(results.records) == 3 + 3
+
+
+def test_only_what_matches_is_trained(tmp_path: Path) -> None:
+    anon_study("gpt2", tmp_path, "--only", "round 1 | * | Lion")
+    records = [json.loads(line) for line in (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()]
+    assert [each["label"] for each in records] == ["Lion"] * 3
+    assert {each["split"] for each in records} == {"validation"}
+
+
+def test_a_killed_process_loses_the_running_job_alone(tmp_path: Path) -> None:
+    lines = tmp_path / "cifar10-tiny" / "runs.jsonl"
+    code = "from anon_lab.cli import app; app()"
+    command = [sys.executable, "-c", code, "study", "cifar10", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 60
+    while not (lines.exists() and lines.read_bytes().count(b"\n") >= 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = Results(lines).records
+    assert len(before) >= 3
+    study = studies.load("cifar10", tiny=True)
+    first = Stage("first", study.stages[0].jobs)
+    results = Results(lines)
+    _training.train(Study("", "", [first]), results, _training.Order(tmp_path), Place(CPU), Console(quiet=True))
+    kept = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(kept) == len(results.records) >= 20  # none twice
+    assert all(results.records[name] == each for name, each in before.items())
