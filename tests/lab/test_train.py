@@ -281,6 +281,14 @@ def test_runs_interrupted_together_go_on_together(tmp_path):
         assert one["loss"] == other["loss"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within torch.compile itself
+def test_compiled_network_trains_alike():
+    task = tasks.load("digits")
+    (eager,) = drive([Run(SETTINGS, task, CPU)])
+    (compiled,) = drive([Run(replace(SETTINGS, compile=True), task, CPU)])
+    assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
+
+
 def test_no_decay_is_no_decay():
     """AdamW's own default is 0.01, which nobody asked for."""
     task, recipe = tasks.load("digits"), replace(RECIPE, weight_decay=0.0, ema=None)
