@@ -4,7 +4,7 @@ import ast
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,9 +35,14 @@ def pairs(entries: list[str], flag: str) -> dict[str, Any]:
     return read
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """Those that were given at all."""
-    return {name: value for name, value in options.items() if value is not None}
+# Options of the same name here and there: in a recipe, and in the settings of a run.
+RECIPE = ("epochs", "steps", "batch_size", "warmup", "schedule", "final_lr", "clip", "ema")
+HOW = ("micro_batch", "compile", "graph", "evaluations")
+
+
+def _given(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of the options that were given at all."""
+    return {name: options[name] for name in names if options[name] is not None}
 
 
 Data = Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the usual places")]
@@ -81,6 +86,7 @@ def _one_sentence() -> Iterator[None]:
 
 @app.command()
 def run(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help="digits, fashion, cifar10, imagenet, gpt or diffusion.")],
     optimizer: Annotated[str, typer.Option(help="By name, as `anon optimizers` lists them.")] = "Anon",
     lr: Annotated[float | None, typer.Option(help="The peak.", show_default="the optimizer's usual one")] = None,
@@ -135,26 +141,12 @@ def run(
             task=task,
             optimizer=entry.name,
             lr=entry.lr if lr is None else lr,
-            recipe=loaded.recipe.changed(
-                **_given(
-                    epochs=epochs,
-                    steps=steps,
-                    batch_size=batch_size,
-                    warmup=warmup,
-                    schedule=schedule,
-                    final_lr=final_lr,
-                    clip=clip,
-                    ema=ema,
-                )
-            ),
+            recipe=loaded.recipe.changed(**_given(context.params, RECIPE)),
             hyper=settings,
             options=chosen,
             hold_out=hold_out,
             precision="bf16" if bf16 else "fp32",
-            micro_batch=micro_batch,
-            compile=compile,
-            graph=graph,
-            evaluations=evaluations,
+            **_given(context.params, HOW),
         )
         plan = launch.Plan(out, resume, seeds if together else 1, checkpoint_every, tensorboard)
         with launch.place(device) as where:
@@ -166,6 +158,7 @@ def run(
 
 @app.command()
 def sweep(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help="As for `anon run`.")],
     optimizer: Annotated[
         list[str],
@@ -223,24 +216,10 @@ def sweep(
             task=task,
             optimizer="",
             lr=0.0,
-            recipe=loaded.recipe.changed(
-                **_given(
-                    epochs=epochs,
-                    steps=steps,
-                    batch_size=batch_size,
-                    warmup=warmup,
-                    schedule=schedule,
-                    final_lr=final_lr,
-                    clip=clip,
-                    ema=ema,
-                )
-            ),
+            recipe=loaded.recipe.changed(**_given(context.params, RECIPE)),
             options=chosen,
             precision="bf16" if bf16 else "fp32",
-            micro_batch=micro_batch,
-            compile=compile,
-            graph=graph,
-            evaluations=evaluations,
+            **_given(context.params, HOW),
         )
         plan = Plan(trials, out, name or task, storage, together, prune, checkpoint_every, take_over)
         kept = sweep_folder.keep(sweep_folder.Sweep(base, _contenders(optimizer, ranges), plan, data))

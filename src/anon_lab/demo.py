@@ -1,12 +1,10 @@
 """The demo: SGDM, AdamW and Anon at five gammas on the digits task, tuned alike and reported on fresh seeds."""
 
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from statistics import mean, stdev
 from typing import Any
 
@@ -17,8 +15,8 @@ from rich.table import Table
 from scipy.stats import t as student
 from torch.optim import SGD, AdamW, Optimizer
 
-import anon_optim
 from anon_lab.files import finite
+from anon_lab.settings import versions
 from anon_lab.tasks import digits
 from anon_optim import Anon
 
@@ -26,6 +24,8 @@ BATCH = 100
 MOMENTUM = 0.9
 # SGD's 0, Adam's 1, the point between them, and one step as long beyond each end.
 GAMMAS = (-0.5, 0.0, 0.5, 1.0, 1.5)
+
+PACKAGES = ("torch", "numpy", "scikit-learn")  # that the numbers depend on
 
 
 @dataclass(frozen=True)
@@ -291,12 +291,6 @@ def record(results: Results) -> dict[str, Any]:
             "images": {part: len(images.digits) for part, images in digits.data()._asdict().items()},
             "outcomes": summaries,
             "wall_s": round(results.wall_s, 1),
-            "versions": versions(),
+            "versions": versions(*PACKAGES),
         }
     )
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    others = {name: version(name) for name in ("torch", "numpy", "scikit-learn")}
-    return {"anon-optim": anon_optim.__version__, **others, "python": platform.python_version()}

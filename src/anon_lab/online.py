@@ -113,11 +113,9 @@ def _expect(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _refresh_times(T: int, growth: Growth) -> list[int]:
     """All refresh times up to T, and the one after."""
-    times = [1]
-    while times[-1] <= T:
-        wait = _idu.steps_to_refresh(times[-1], growth)
-        times.append(NEVER if math.isinf(wait) else times[-1] + int(wait))
-    return times
+    times = _idu.refresh_times(T, growth)
+    wait = _idu.steps_to_refresh(times[-1], growth)
+    return [*times, NEVER if math.isinf(wait) else times[-1] + int(wait)]
 
 
 @njit

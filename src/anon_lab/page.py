@@ -16,6 +16,7 @@ from anon_lab.demo import Outcome, Results
 from anon_lab.files import write_json, write_text
 from anon_lab.html import GRID, gamma_colour, heading, html_table, page
 from anon_lab.palette import COLOUR, DASH, viridis
+from anon_lab.settings import versions
 from anon_lab.tasks import digits
 
 LINK = "#8a93a0"
@@ -210,7 +211,7 @@ def _how(results: Results) -> str:
         "γ in the headline is the one with the best validation accuracy. Choosing among five of them gives Anon five "
         "times the tuning of a baseline.",
         "No weight decay for anyone (AdamW without it is Adam); everything else at its default, momentum 0.9.",
-        f"{results.wall_s:.0f} s on a CPU; " + ", ".join(f"{k} {v}" for k, v in demo.versions().items()) + ".",
+        f"{results.wall_s:.0f} s on a CPU; " + ", ".join(f"{k} {v}" for k, v in versions(*demo.PACKAGES).items()) + ".",
     ]
     if plan.epochs < demo.FULL.epochs:
         items.insert(0, "A quick look: too short a training to judge any optimizer by.")

@@ -1,6 +1,6 @@
 """One training run in memory: a network, its optimizer and its data, and how they take a step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -14,11 +14,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from anon_lab import optimizers
-from anon_lab.growth import Rising
 from anon_lab.schedule import lr_share
 from anon_lab.settings import Settings
 from anon_lab.tasks import Batch, Task
-from anon_optim import Guard, Storage, decay_groups
+from anon_optim import decay_groups
 
 # How each optimizer is told to keep its step counts and learning rate on the device, so that a CUDA graph can hold its
 # step. The others step outside of the graph.
@@ -78,13 +77,6 @@ class Run:
     def _make_optimizer(self) -> torch.optim.Optimizer:
         hyper = dict(self.settings.hyper)
         decay = hyper.pop("weight_decay", self.settings.recipe.weight_decay)
-        for name, kind in (
-            ("guard", Guard),
-            ("storage", Storage),
-            ("growth", Rising),
-        ):  # plain values, as JSON and a command line have them
-            if isinstance(hyper.get(name), Mapping):
-                hyper[name] = kind(**hyper[name])
         lr: Any = self.settings.lr
         if self.in_graph:
             hyper |= IN_GRAPH[self.entry.name]
@@ -191,11 +183,13 @@ class Run:
             yield self.average.module
         elif self.entry.averages:
             kept = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
-            with optimizers.averaged(self.optimizer):
-                self._estimate_statistics()
-                yield self.net
-            for name, buffer in self.net.named_buffers():
-                buffer.copy_(kept[name])
+            try:
+                with optimizers.averaged(self.optimizer):
+                    self._estimate_statistics()
+                    yield self.net
+            finally:
+                for name, buffer in self.net.named_buffers():
+                    buffer.copy_(kept[name])
         else:
             yield self.net
 

@@ -74,16 +74,17 @@ def difference(now: Any, before: Any, name: str = "") -> str | None:
 
 def provenance(device: torch.device) -> dict[str, Any]:
     """Versions, machine and git commit, for config.json."""
-    names = ("torch", "triton", "numpy", "pytorch_optimizer", "optuna")
     return {
-        "versions": {
-            "anon-optim": anon_optim.__version__,
-            "python": platform.python_version(),
-            **{name: found for name in names if (found := _version(name))},
-        },
+        "versions": versions("torch", "triton", "numpy", "pytorch_optimizer", "optuna"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "commit": commit(),
     }
+
+
+def versions(*names: str) -> dict[str, str]:
+    """What numbers were made with; packages that are not installed are left out."""
+    others = {name: found for name in names if (found := _version(name))}
+    return {"anon-optim": anon_optim.__version__, **others, "python": platform.python_version()}
 
 
 def _version(name: str) -> str | None:

@@ -71,6 +71,11 @@ def _times_up_to(t: float, growth: Growth) -> list[float]:
     return times
 
 
+def refresh_times(last: int, growth: Growth) -> list[int]:
+    """All refresh times up to step `last`."""
+    return [int(a) for a in _times_up_to(last, growth) if a <= last]
+
+
 def is_refresh(t: int, growth: Growth) -> bool:
     """Whether step `t` (counted from 1) is a refresh time."""
     times = _times_up_to(t, growth)
@@ -124,8 +129,7 @@ def is_dead(t: int, growth: Growth, total_steps: int | None) -> bool:
 @functools.lru_cache(maxsize=256)
 def refresh_table(growth: Growth, device: torch.device) -> Tensor:
     """All refresh times as a float32 tensor that ends in inf, for steps that are counted on the device."""
-    times = [a for a in _times_up_to(LAST_EXACT_STEP, growth) if a <= LAST_EXACT_STEP]
-    return torch.tensor([*times, math.inf], dtype=torch.float32, device=device)
+    return torch.tensor([*refresh_times(LAST_EXACT_STEP, growth), math.inf], dtype=torch.float32, device=device)
 
 
 def next_use_on_device(step: Tensor, table: Tensor) -> Tensor:

@@ -372,3 +372,11 @@ def test_the_command_writes_json() -> None:
     anon = next(each for each in listed if each["name"] == "Anon")
     assert anon["space"]["lr"] == {"low": 0.01, "high": 10.0, "log": True, "per_gamma": 0.001}
     assert "total_steps" in anon["settings"]
+
+
+def test_guards_and_growth_from_plain_values() -> None:
+    """As JSON and a command line have them, for whoever makes the optimizer: a run, a sweep or a table."""
+    settings = {"guard": {"clip": 3.0}, "growth": {"start": 1.25, "end": 2.0, "by": 1000}}
+    (group,) = optimizers.make("Anon", [torch.nn.Parameter(torch.ones(2))], **settings).param_groups
+    assert group["clip"] == 3.0
+    assert group["growth"](1000) == 2.0

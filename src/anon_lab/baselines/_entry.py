@@ -10,6 +10,12 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from anon_lab.growth import Rising
+from anon_optim import Guard, Storage
+
+FROM_PLAIN: Mapping[str, Callable[..., Any]] = {"guard": Guard, "storage": Storage, "growth": Rising}
+"""Settings that are more than a number, by what makes them from the plain values of JSON and a command line."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -93,6 +99,9 @@ class Entry:
             first, second = inspect.signature(made).parameters["betas"].default
             settings["betas"] = (settings.pop("beta1", first), settings.pop("beta2", second))
         values = {**self.defaults, **settings}
+        for name, kind in FROM_PLAIN.items():
+            if isinstance(values.get(name), Mapping):
+                values[name] = kind(**values[name])
         theirs = {self.renamed.get(name, name): value for name, value in values.items()}
         return made(params, lr=lr, **self.fixed, **theirs)
 

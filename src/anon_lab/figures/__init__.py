@@ -7,22 +7,19 @@ claims here and whether it holds.
 
 import importlib
 import io
-import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import anon_optim
 from anon_lab.files import write_bytes, write_json
+from anon_lab.settings import versions
 
 NAMES: Mapping[str, str] = {
     "beale": "paths on ln(1 + Beale)/10, and how many starts lead to the minimum",
@@ -82,7 +79,7 @@ def run(name: str, quick: bool, out: Path, console: Console) -> list[Path]:
         "data": asdict(data),
         "remarks": remarks,
         "wall_s": round(time.perf_counter() - start, 1),
-        "versions": versions(),
+        "versions": versions("torch", "matplotlib", "pytorch_optimizer"),
     }
     figure = module.draw(data)
     console.print(module.table(data))
@@ -100,14 +97,3 @@ def _rendered(figure: Figure, form: str, dpi: int) -> bytes:
     # Without a date the same numbers give the same file.
     figure.savefig(buffer, format=form, dpi=dpi, metadata={"CreationDate": None} if form == "pdf" else None)
     return buffer.getvalue()
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    return {
-        "anon-optim": anon_optim.__version__,
-        "torch": torch.__version__,
-        "matplotlib": version("matplotlib"),
-        "pytorch_optimizer": version("pytorch_optimizer"),
-        "python": platform.python_version(),
-    }

@@ -8,8 +8,8 @@ beta2 and beta3 do not appear, because averages of numbers in a range stay in it
 import math
 from typing import Any, NamedTuple
 
-from anon_optim import Guard
-from anon_optim._idu import Growth, steps_to_refresh
+from anon_optim import Guard, _idu
+from anon_optim._idu import Growth
 
 
 class VRange(NamedTuple):
@@ -23,12 +23,7 @@ class VRange(NamedTuple):
 
 def refresh_times(T: int, growth: Growth = 2.0) -> list[int]:
     """a_1, ..., a_n: the refresh times up to T."""
-    times: list[int] = []
-    a: float = 1
-    while a <= T:
-        times.append(int(a))
-        a += steps_to_refresh(int(a), growth)
-    return times
+    return _idu.refresh_times(T, growth)
 
 
 # sigma, an average of squared gradients plus eps, lies in [eps, G^2 + eps], and psi^2 is an average of sigma^gamma:
