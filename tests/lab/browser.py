@@ -37,7 +37,7 @@ def chromium() -> Iterator["Browser"]:
 
 def until(page: "Page", condition: str) -> None:
     """Wait for it. Playwright's own wait evaluates text inside the page, which the page forbids."""
-    for _ in range(100):
+    for _ in range(600):
         if page.evaluate(condition):
             return
         page.wait_for_timeout(50)
