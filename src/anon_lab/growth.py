@@ -1,7 +1,8 @@
-"""Refresh times that come closer to each other at first: a growth for Anon that rises with the step."""
+"""Growths for Anon that depend on the step: refreshes that are closer at first, or that meet a given step."""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,20 @@ class Rising:
         if t >= self.by:
             return self.end
         return self.start * (self.end / self.start) ** (math.log(t) / math.log(self.by))
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A constant growth, except that step `at` is a refresh time too, such as the end of a warm-up."""
+
+    growth: float
+    at: int
+
+    def __call__(self, t: int) -> float:
+        # Half a step before it, because the next refresh time is rounded up.
+        return min(self.growth, (self.at - 0.5) / t) if t < self.at else self.growth
+
+
+def from_plain(**values: Any) -> Rising | Meeting:
+    """The growth that these plain values, of JSON or a command line, stand for."""
+    return Meeting(**values) if "at" in values else Rising(**values)

@@ -29,6 +29,7 @@ IN_GRAPH: dict[str, dict[str, Any]] = {
     "AMSGrad": {"fused": True, "capturable": True},
     "AMSGradW": {"fused": True, "capturable": True},
     "Anon": {"capturable": True},
+    "Anon (variant)": {"capturable": True},
 }
 
 STATISTICS_BATCHES = 100  # of training data, from which BatchNorm's statistics for averaged weights are estimated

@@ -258,4 +258,12 @@ ENTRIES = (
         description="Anon exactly as printed in its paper, without guards.",
         citation="Zhang et al., Anon: Extrapolating Adaptivity Beyond SGD and Adam",
     ),
+    Entry(
+        name="Anon (variant)",
+        path="anon_lab.baselines.anon_variant:AnonVariant",
+        lr=1e-3,
+        space=_ANON_SPACE,
+        description="Anon with guards that were tried beside its own, for the study of its defaults.",
+        citation="Zhang et al., Anon: Extrapolating Adaptivity Beyond SGD and Adam",
+    ),
 )

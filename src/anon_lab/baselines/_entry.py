@@ -10,10 +10,10 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from anon_lab.growth import Rising
+from anon_lab import growth
 from anon_optim import Guard, Storage
 
-FROM_PLAIN: Mapping[str, Callable[..., Any]] = {"guard": Guard, "storage": Storage, "growth": Rising}
+FROM_PLAIN: Mapping[str, Callable[..., Any]] = {"guard": Guard, "storage": Storage, "growth": growth.from_plain}
 """Settings that are more than a number, by what makes them from the plain values of JSON and a command line."""
 
 

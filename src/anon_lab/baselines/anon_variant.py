@@ -1,0 +1,174 @@
+"""Anon with guards that were tried beside its own, for the study that chose among them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from anon_optim import Anon, Guard, Storage, _idu
+from anon_optim._idu import Growth, Rule
+from anon_optim._step import (
+    Clock,
+    StepOptions,
+    accumulate_,
+    end_interval_,
+    read_clock,
+    step_options,
+    step_size_of,
+    write_,
+)
+
+CLIPS = ("sticky", "plain")
+RADII = ("gamma", "mean", "max")
+SETTLED = 10
+"""Samples after which an interval's second moment can say that it has drifted."""
+
+
+class AnonVariant(Anon):
+    r"""Anon, with other ways to bound a step. With the defaults below it is Anon, bit for bit.
+
+    **Arguments:** (those of Anon, and)
+    - `clips`: "sticky" lowers v until the next refresh, "plain" clamps the step and leaves v as it is.
+    - `radius`: what r is made of: "mean" or "max" of sigma, or as "gamma" has it, which is Anon's way.
+    - `rows`: whether floor and r belong to each row of a matrix instead of the whole of it.
+    - `drift`: refresh early once mean(s / w) is this many times above or below the mean of the last refresh.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        gamma: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-16,
+        weight_decay: float = 0.0,
+        *,
+        beta3: float = 0.5,
+        growth: Growth = 2.0,
+        guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
+        decoupled_weight_decay: bool = True,
+        capturable: bool = False,
+        clips: str = "sticky",
+        radius: str = "gamma",
+        rows: bool = False,
+        drift: float | None = None,
+    ) -> None:
+        if clips not in CLIPS:
+            raise ValueError(f"Invalid clips: {clips!r}, expected one of {', '.join(CLIPS)}")
+        if radius not in RADII:
+            raise ValueError(f"Invalid radius: {radius!r}, expected one of {', '.join(RADII)}")
+        if drift is not None and not drift > 1:
+            raise ValueError(f"Invalid drift: {drift}, expected a number above 1")
+        super().__init__(
+            params,
+            lr,
+            gamma,
+            betas,
+            eps,
+            weight_decay,
+            beta3=beta3,
+            growth=growth,
+            guard=guard,
+            decoupled_weight_decay=decoupled_weight_decay,
+            # A refresh that nobody foresees needs all samples.
+            storage=Storage() if drift is None else Storage(window_tol=0.0),
+            foreach=False,
+            fused=False,
+            capturable=capturable,
+        )
+        self.clips, self.radius, self.rows, self.drift = clips, radius, rows, drift
+
+    def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        is_new = p not in self.state
+        state = super()._state_of(p, group)
+        if is_new:
+            if self._has_rows(p):
+                shape = (len(p), *(1,) * (p.dim() - 1))
+                state["scale"], state["peak"] = (state[key].expand(shape).clone() for key in ("scale", "peak"))
+            if self.drift is not None:
+                state["level"] = p.detach().new_zeros(())
+        return state
+
+    def _has_rows(self, p: Tensor) -> bool:
+        return self.rows and p.dim() > 1
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of everything that has a gradient."""
+        self._accelerator_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            options = step_options(group)
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step_one(p, self._state_of(p, group), options)
+        return loss
+
+    def _step_one(self, p: Tensor, state: dict[str, Tensor], o: StepOptions) -> None:
+        raw_grad, m, s, w = p.grad, state["exp_avg"], state["exp_avg_sq"], state["weight"]
+        assert raw_grad is not None
+        state["step"].add_(1)
+        grad = raw_grad.add(p, alpha=o.weight_decay) if o.couples_decay else raw_grad
+        m.lerp_(grad, 1 - o.beta1)
+        sample = grad * grad
+        if o.masks_samples:
+            sample = torch.where(raw_grad != 0, sample, 0.0)
+
+        table = _idu.refresh_table(o.growth, p.device) if o.capturable else state["step"]
+        clock = read_clock(state["step"], state["gamma"], table, m.dtype, o)
+        accumulate_(clock, s, w, sample, o.beta2)
+        if self.drift is not None:
+            clock = clock._replace(due=self._due(clock, s, w, state["level"], o))
+        v, scale, peak = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
+        update, v = self._clipped(v, m, scale, peak, clock, o.rule)
+
+        if o.decouples_decay:
+            p.mul_(1 - o.lr * o.weight_decay)
+        p.sub_(update * step_size_of(clock, scale, o))
+        write_((state["preconditioner"], state["scale"], state["peak"]), (v, scale, peak))
+        end_interval_(clock, o.rule, s, w, state["gamma"])
+
+    def _due(self, clock: Clock, s: Tensor, w: Tensor, level: Tensor, o: StepOptions) -> bool | Tensor:
+        """Whether the schedule says so or the second moment has drifted; `level` follows the refreshes."""
+        assert self.drift is not None
+        mean = (s / w).mean()
+        ratio = mean / level
+        # A ratio to level 0, before the first refresh, is inf or NaN, and the schedule refreshes then anyway.
+        drifted = (w >= 1 - o.beta2**SETTLED) & ((ratio > self.drift) | (ratio < 1 / self.drift))
+        due = drifted | clock.due
+        level.copy_(torch.where(due, mean, level))
+        return due if o.capturable else bool(due)
+
+    def _preconditioned(
+        self, p: Tensor, clock: Clock, rule: Rule, raw_grad: Tensor, sample: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """v and the scales for this step: refreshed if due, else touched."""
+        kept = v, scale, peak = state["preconditioner"], state["scale"], state["peak"]
+        gamma: Any = clock.gamma
+        if clock.due is not False:
+            refresh = torch.vmap(_idu.refresh, (0, 0, None, 0, 0, None, None)) if self._has_rows(p) else _idu.refresh
+            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], scale, peak, rule, gamma)
+            v, scale, peak = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
+        if rule.touch and clock.due is not True and rule.gamma != 0:
+            v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, rule.eps, gamma))
+        return v, scale, peak
+
+    def _clipped(
+        self, v: Tensor, m: Tensor, scale: Tensor, peak: Tensor, clock: Clock, rule: Rule
+    ) -> tuple[Tensor, Tensor]:
+        """v m within its bound, and the v that is kept."""
+        if rule.clip == math.inf or rule.gamma <= 0:
+            return v * m, v
+        own = {"mean": scale, "max": peak}.get(self.radius)
+        r = _idu.clip_radius(scale, peak, rule.gamma) if own is None else _idu.set_or_one(own)
+        bound = rule.clip * r * clock.bias_correction1
+        if self.clips == "plain":
+            return (v * m).clamp(-bound, bound), v
+        v = _idu.sticky_clip(v, m, bound)
+        return v * m, v
