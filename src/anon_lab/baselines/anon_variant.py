@@ -140,7 +140,8 @@ class AnonVariant(Anon):
         mean = (s / w).mean()
         ratio = mean / level
         # A ratio to level 0, before the first refresh, is inf or NaN, and the schedule refreshes then anyway.
-        drifted = (w >= 1 - o.beta2**SETTLED) & ((ratio > self.drift) | (ratio < 1 / self.drift))
+        # w is 1 - beta2^n after n samples, and half a sample lets it be rounded.
+        drifted = (w > 1 - o.beta2 ** (SETTLED - 0.5)) & ((ratio > self.drift) | (ratio < 1 / self.drift))
         due = drifted | clock.due
         level.copy_(torch.where(due, mean, level))
         return due if o.capturable else bool(due)
