@@ -248,6 +248,18 @@ def test_candidates_are_ranked_by_their_best_and_their_highest_lr(tmp_path: Path
     assert cell.words(three[1], results) == "95 / diverged"
 
 
+def test_candidates_are_judged_by_the_mean_over_seeds(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    cell = _candidates.Cell(GROUND, 1.0, (0.1, 0.4), seeds=2)
+    candidate = _candidates.CANDIDATES[0]
+    jobs = cell.jobs(candidate)
+    assert [(job.seed, job.values["lr"]) for job in jobs] == [(0, 0.1), (0, 0.4), (1, 0.1), (1, 0.4)]
+    for job, number in zip(jobs, (90, 70, 80, 60), strict=True):
+        assert cell.found(candidate, results) is None
+        results.add(record(job, number))
+    assert cell.found(candidate, results) == (85, 65)
+
+
 # The report.
 
 

@@ -6,25 +6,33 @@ from statistics import mean
 from typing import Any
 
 from anon_lab.studies._results import Results, value
-from anon_lab.studies._spec import Ground, Job
+from anon_lab.studies._spec import TUNING_SEED, Ground, Job
 
 GUARD = {"clip": 1.0, "floor": 0.01, "touch": True}
 BASE = {"guard": GUARD, "betas": (0.9, 0.999), "beta3": 0.5, "growth": 2.0}
 RISING = {"start": 1.25, "end": 2.0, "by": 1000}
+WARM = {"growth": 2.0, "at": 50}
+"""Step 50 is the end of the warm-up on the language models."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     name: str
     values: Mapping[str, Any]
+    optimizer: str = "Anon"
 
 
-def _made(name: str, **changes: Any) -> Candidate:
+def _made(name: str, optimizer: str = "Anon", **changes: Any) -> Candidate:
     """The base with some settings changed, a guard's by their own names."""
     guard = {**GUARD, **{each: changes.pop(each) for each in tuple(changes) if each in GUARD}}
     if "beta2" in changes:
         changes["betas"] = (0.9, changes.pop("beta2"))
-    return Candidate(name, {**BASE, "guard": guard, **changes})
+    return Candidate(name, {**BASE, "guard": guard, **changes}, optimizer)
+
+
+def _variant(name: str, **changes: Any) -> Candidate:
+    """What Anon itself cannot be told to do."""
+    return _made(name, "Anon (variant)", **changes)
 
 
 CANDIDATES = (
@@ -39,20 +47,30 @@ CANDIDATES = (
     _made("growth 1.25", growth=1.25),
     _made("growth 1.5", growth=1.5),
     _made("growth rising", growth=RISING),
+    _made("refresh at 50", growth=WARM),
     _made("beta3 0.1", beta3=0.1),
     _made("beta3 0.8", beta3=0.8),
     _made("no touch", touch=False),
     _made("beta2 0.95", beta2=0.95),
     _made("beta2 0.99", beta2=0.99),
-    # ... and together, where slower growth makes room for a wider clip, or a longer memory for fresher samples.
+    _variant("plain clip", clips="plain"),
+    _variant("r from max", radius="max"),
+    _variant("rows", rows=True),
+    _variant("drift 2", drift=2.0),
+    _variant("drift 4", drift=4.0),
+    # ... and together, where slower growth makes room for a wider clip, a longer memory for fresher samples, or fewer
+    # samples for more refreshes at the same cost.
     _made("clip 3, growth 1.25", clip=3.0, growth=1.25),
-    _made("clip 3, growth 1.5", clip=3.0, growth=1.5),
     _made("clip 3, growth rising", clip=3.0, growth=RISING),
     _made("growth 1.25, floor 0.1", growth=1.25, floor=0.1),
     _made("growth 1.25, beta3 0.8", growth=1.25, beta3=0.8),
     _made("growth 1.25, beta3 0.8, floor 0.1", growth=1.25, beta3=0.8, floor=0.1),
     _made("growth 1.25, beta2 0.99", growth=1.25, beta2=0.99),
     _made("growth rising, beta2 0.99", growth=RISING, beta2=0.99),
+    _made("growth 1.1, beta2 0.95", growth=1.1, beta2=0.95),
+    _made("growth 1.1, beta2 0.99, beta3 0.8", growth=1.1, beta2=0.99, beta3=0.8),
+    _variant("plain clip, growth 1.25", clips="plain", growth=1.25),
+    _variant("rows, growth 1.25", rows=True, growth=1.25),
 )
 
 
@@ -63,27 +81,35 @@ class Cell:
     ground: Ground
     gamma: float
     lrs: tuple[float, ...]
+    seeds: int = 1
 
     @property
     def name(self) -> str:
         return f"{self.ground.name}, γ {self.gamma:g}"
 
     def jobs(self, candidate: Candidate) -> list[Job]:
+        """Seed after seed, each at every lr."""
         label = f"Anon γ {self.gamma:g}, {candidate.name}"
-        return [Job(label, self.ground, "Anon", {"lr": lr, **candidate.values, "gamma": self.gamma}) for lr in self.lrs]
+        return [
+            Job(label, self.ground, candidate.optimizer, {"lr": lr, **candidate.values, "gamma": self.gamma}, seed)
+            for seed in range(TUNING_SEED, TUNING_SEED + self.seeds)
+            for lr in self.lrs
+        ]
 
     def found(self, candidate: Candidate, results: Results) -> tuple[float, float] | None:
-        """The values at the best and at the highest lr, turned so that more is better; None before all are done."""
-        records = [results.of(job) for job in self.jobs(candidate)]
+        """The values at the best and at the highest lr, each the mean over seeds, turned so that more is better; None
+        before all are done."""
         metric = self.ground.metric
         sign = 1 if metric.higher_is_better else -1
         numbers = []
-        for record in records:
+        for job in self.jobs(candidate):
+            record = results.of(job)
             if record is None:
                 return None
             number = value(record, metric)
             numbers.append(float("-inf") if number is None else sign * number)
-        return max(numbers), numbers[-1]
+        means = [mean(numbers[place :: len(self.lrs)]) for place in range(len(self.lrs))]
+        return max(means), means[-1]
 
     def words(self, candidate: Candidate, results: Results) -> str:
         found = self.found(candidate, results)

@@ -28,6 +28,8 @@ class Grounds:
     rates: Rates
     gammas: tuple[float, ...] = (1.0, 1.1)
     baselines: tuple[str, ...] = ("AdamW",)
+    seeds: int = 1
+    """With which candidates are screened."""
 
 
 def _times(first: float, factor: float, count: int) -> tuple[float, ...]:
@@ -35,8 +37,8 @@ def _times(first: float, factor: float, count: int) -> tuple[float, ...]:
 
 
 DIGITS = Rates(_times(1e-3, 2, 5), _times(0.01, 2, 7), 0.1, 1e-3)
-ZIPF = Rates(_times(2.5e-3, 2, 5), _times(0.02, 2, 7), 0.01, 1e-4)
-NGRAM = Rates(_times(1e-3, 2, 5), _times(0.05, 2, 7), 0.03, 1e-4)
+ZIPF = Rates(_times(6.25e-4, 2, 5), _times(0.01, 2, 7), 0.01, 1e-4)
+NGRAM = Rates(_times(4e-3, 2, 5), _times(0.0125, 2, 7), 0.03, 1e-4)
 GPT = Rates((5e-4, 1e-3, 2e-3, 3e-3, 4e-3), _times(0.02, 2, 7), 0.03, 1e-4)
 RESNET = Rates((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), _times(0.0125, 2, 7), 0.1, 1e-3)
 VIT = Rates((2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), _times(0.0125, 2, 7), 0.1, 1e-3)
@@ -61,12 +63,14 @@ def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
             DIGITS,
             all_three,
             BASELINES,
+            seeds=3,
         ),
         Grounds(
             Ground("zipf", "zipf", recipes["zipf"], ACCURACY, 3e-4, together=16, evaluations=looks),
             ZIPF,
             all_three,
             BASELINES,
+            seeds=3,
         ),
         Grounds(
             Ground("ngram", "ngram", recipes["ngram"], LOSS, 5e-4, width, together=16, evaluations=looks),

@@ -35,11 +35,11 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
     if gamma > 0.5:
         lrs = tuple(lr if gamma == 1 else lr / 2 for lr in rates.adam)
         axes = (("lr", lrs), betas, ("weight_decay", (rates.adam_decay,)))
-        return Contender(f"Anon γ {gamma:g}", "Anon", axes, {**candidate.values, "gamma": gamma})
+        return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, {**candidate.values, "gamma": gamma})
     # Anon averages gradients where SGDM sums them: ten times its lr is the same step.
     axes = (("lr", tuple(10 * lr for lr in rates.sgd)), ("weight_decay", (rates.sgd_decay,)))
     coupled = {**candidate.values, "gamma": gamma, "decoupled_weight_decay": False}
-    return Contender(f"Anon γ {gamma:g}", "Anon", axes, coupled)
+    return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, coupled)
 
 
 def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[Cell] | None:
@@ -48,7 +48,8 @@ def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[C
     best = tuned(baselines(grounds.rates)[0], grounds.ground, results)
     if best is None:
         return None
-    return [Cell(grounds.ground, gamma, tuple(best["lr"] * each for each in multiples)) for gamma in gammas]
+    lrs = tuple(best["lr"] * each for each in multiples)
+    return [Cell(grounds.ground, gamma, lrs, grounds.seeds) for gamma in gammas]
 
 
 class Screening:
@@ -167,7 +168,7 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
             for name, rank in order
         ]
         text = (
-            "Validation, one seed: the value at the best lr / at the highest. A candidate's rank is the mean over the "
+            "Validation: the value at the best lr / at the highest. A candidate's rank is the mean over the "
             "columns and over both numbers; whoever diverged is last."
         )
         sections.append(Section(title, [head, *body], text))
