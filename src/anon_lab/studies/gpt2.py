@@ -5,7 +5,7 @@ from anon_lab.studies._spec import LOSS, Contender, Ground, Study, anon_defaults
 from anon_lab.tasks import Recipe
 from anon_lab.tasks.gpt import PRESETS
 
-SECONDS = 0.2
+SECONDS = 0.1
 ADAM_BETAS = ("betas", ((0.9, 0.99), (0.9, 0.999)))
 ANON_BETAS = ("betas", ((0.9, 0.99), (0.9, 0.95)))
 DECAY = ("weight_decay", (0.03,))
@@ -44,17 +44,16 @@ def grounds(tiny: bool) -> tuple[Ground, Ground, Ground]:
             for steps in (2, 4, 6)
         ]
         return made[0], made[1], made[2]
-    recipe = PRESETS["small"].recipe.changed(batch_size=64, warmup=0.1, final_lr=0.1)
+    recipe = PRESETS["small"].recipe.changed(batch_size=32, warmup=0.1, final_lr=0.1)
     made = [
         Ground(
-            f"{steps} steps of 64 x 1,024 tokens",
+            f"{steps} steps of 32 x 1,024 tokens",
             "gpt",
             recipe.changed(steps=steps),
             LOSS,
             SECONDS,
             {"model": "small"},
             evaluations=max(5, steps // 60),
-            micro_batch=32,
         )
         for steps in (200, 600, 2000)
     ]
