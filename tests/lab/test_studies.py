@@ -232,25 +232,35 @@ def test_the_test_set_has_no_say(tmp_path: Path) -> None:
     assert (line.settings, line.values) == ({"lr": 0.2}, [50, 50, 50])
 
 
-def test_candidates_are_ranked_by_their_best_and_their_highest_lr(tmp_path: Path) -> None:
+def test_candidates_are_compared_at_their_best_and_at_the_highest_lr(tmp_path: Path) -> None:
     results = Results(tmp_path / "runs.jsonl")
-    cell = _candidates.Cell(GROUND, 1.0, (0.1, 0.4))
+    cell = _candidates.Cell(GROUND, 1.0, (0.1, 0.4), margin=2.0)
     three = _candidates.CANDIDATES[:3]
-    for candidate, numbers in zip(three, ([90, 80], [95, None], [90, 85]), strict=True):
-        assert cell.ranks(three, results) is None
+    for candidate, numbers in zip(three, ([92, 80], [95, None], [90, 85]), strict=True):
+        assert cell.lags(three, results) is None
         for job, number in zip(cell.jobs(candidate), numbers, strict=True):
             results.add(record(job, number))
-    # Best lr: 90, 95, 90 are places 2.5, 1, 2.5; highest lr: 80, diverged, 85 are 2, 3, 1.
-    assert cell.ranks(three, results) == {three[0].name: 2.25, three[1].name: 2.0, three[2].name: 1.75}
-    order = _candidates.ranked(three, [cell], results)
+    # Best lr: 3, 0 and 5 points behind 95; highest lr: 5, all and 0 behind 85. Two points are a margin, 10 the most.
+    assert cell.lags(three, results) == {three[0].name: 2.0, three[1].name: 5.0, three[2].name: 1.25}
+    order = _candidates.ordered(three, [cell], results)
     assert order is not None
-    assert [name for name, _ in order] == [three[2].name, three[1].name, three[0].name]
+    assert [name for name, _ in order] == [three[2].name, three[0].name, three[1].name]
     assert cell.words(three[1], results) == "95 / diverged"
+
+
+def test_where_all_diverged_none_is_behind(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    cell = _candidates.Cell(GROUND, 1.0, (0.4,), margin=1.0)
+    two = _candidates.CANDIDATES[:2]
+    for candidate in two:
+        for job in cell.jobs(candidate):
+            results.add(record(job, None))
+    assert cell.lags(two, results) == {two[0].name: 0.0, two[1].name: 0.0}
 
 
 def test_candidates_are_judged_by_the_mean_over_seeds(tmp_path: Path) -> None:
     results = Results(tmp_path / "runs.jsonl")
-    cell = _candidates.Cell(GROUND, 1.0, (0.1, 0.4), seeds=2)
+    cell = _candidates.Cell(GROUND, 1.0, (0.1, 0.4), margin=1.0, seeds=2)
     candidate = _candidates.CANDIDATES[0]
     jobs = cell.jobs(candidate)
     assert [(job.seed, job.values["lr"]) for job in jobs] == [(0, 0.1), (0, 0.4), (1, 0.1), (1, 0.4)]

@@ -1,4 +1,4 @@
-"""The guards' candidates: settings of Anon that might become its defaults, and how they are ranked."""
+"""The guards' candidates: settings of Anon that might become its defaults, and how they are compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ GUARD = {"clip": 1.0, "floor": 0.01, "touch": True}
 BASE = {"guard": GUARD, "betas": (0.9, 0.999), "beta3": 0.5, "growth": 2.0}
 RISING = {"start": 1.25, "end": 2.0, "by": 1000}
 WARM = {"growth": 2.0, "at": 50}
-"""Step 50 is the end of the warm-up on the language models."""
+"""Step 50 is the end of ngram's warm-up."""
+WORST = 10.0
+"""Margins that a candidate is behind at the most, so that one failure, however large, does not decide all."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Cell:
     ground: Ground
     gamma: float
     lrs: tuple[float, ...]
+    margin: float
+    """By how much two equal candidates may differ."""
     seeds: int = 1
 
     @property
@@ -117,21 +121,21 @@ class Cell:
             return "–"
         return " / ".join("diverged" if number == float("-inf") else f"{abs(number):.4g}" for number in found)
 
-    def ranks(self, candidates: Sequence[Candidate], results: Results) -> dict[str, float] | None:
-        """The mean of both places, 1 the best, equals sharing one; None before all are done."""
-        values = [self.found(each, results) for each in candidates]
-        if any(each is None for each in values):
+    def lags(self, candidates: Sequence[Candidate], results: Results) -> dict[str, float] | None:
+        """How far each is behind the best one, in margins: the mean of what it lacks at its best lr and at the highest,
+        neither more than WORST; None before all are done."""
+        values = {each.name: self.found(each, results) for each in candidates}
+        known = {name: each for name, each in values.items() if each is not None}
+        if len(known) < len(values):
             return None
-        known = [each for each in values if each is not None]
+        first = [max(each[kind] for each in known.values()) for kind in (0, 1)]
         return {
-            candidate.name: mean(_place(each[kind], [other[kind] for other in known]) for kind in (0, 1))
-            for candidate, each in zip(candidates, known, strict=True)
+            name: mean(
+                min((first[kind] - each[kind]) / self.margin, WORST) if first[kind] > each[kind] else 0.0
+                for kind in (0, 1)
+            )
+            for name, each in known.items()
         }
-
-
-def _place(number: float, among: Sequence[float]) -> float:
-    """1 + how many are above + half of the other equals."""
-    return 1 + sum(other > number for other in among) + (sum(other == number for other in among) - 1) / 2
 
 
 def screened(candidates: Sequence[Candidate], cells: Sequence[Cell]) -> list[Job]:
@@ -139,13 +143,13 @@ def screened(candidates: Sequence[Candidate], cells: Sequence[Cell]) -> list[Job
     return [job for cell in cells for candidate in candidates for job in cell.jobs(candidate)]
 
 
-def ranked(candidates: Sequence[Candidate], cells: Sequence[Cell], results: Results) -> list[tuple[str, float]] | None:
-    """Names with mean ranks over the cells, the best first, the earliest of equals; None before all are done."""
+def ordered(candidates: Sequence[Candidate], cells: Sequence[Cell], results: Results) -> list[tuple[str, float]] | None:
+    """Names with mean lags over the cells, the best first, the earliest of equals; None before all are done."""
     by_cell = []
     for cell in cells:
-        ranks = cell.ranks(candidates, results)
-        if ranks is None:
+        lags = cell.lags(candidates, results)
+        if lags is None:
             return None
-        by_cell.append(ranks)
-    means = {each.name: mean(ranks[each.name] for ranks in by_cell) for each in candidates}
+        by_cell.append(lags)
+    means = {each.name: mean(lags[each.name] for lags in by_cell) for each in candidates}
     return sorted(means.items(), key=lambda each: each[1])

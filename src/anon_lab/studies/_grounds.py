@@ -30,6 +30,8 @@ class Grounds:
     baselines: tuple[str, ...] = ("AdamW",)
     seeds: int = 1
     """With which candidates are screened."""
+    margin: float = 0.01
+    """By how much the means of so many seeds may differ between two candidates that are equally good."""
 
 
 def _times(first: float, factor: float, count: int) -> tuple[float, ...]:
@@ -64,6 +66,7 @@ def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
             all_three,
             BASELINES,
             seeds=3,
+            margin=0.5,
         ),
         Grounds(
             Ground("zipf", "zipf", recipes["zipf"], ACCURACY, 3e-4, together=16, evaluations=looks),
@@ -71,6 +74,7 @@ def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
             all_three,
             BASELINES,
             seeds=3,
+            margin=0.5,
         ),
         Grounds(
             Ground("ngram", "ngram", recipes["ngram"], LOSS, 5e-4, width, together=16, evaluations=looks),

@@ -4,7 +4,7 @@ confirmed on tasks that had no say."""
 from collections.abc import Sequence
 from functools import partial
 
-from anon_lab.studies._candidates import CANDIDATES, Candidate, Cell, ranked, screened
+from anon_lab.studies._candidates import CANDIDATES, WORST, Candidate, Cell, ordered, screened
 from anon_lab.studies._grounds import BASELINES, Grounds, Rates, confirmed, settled
 from anon_lab.studies._report import in_words
 from anon_lab.studies._results import Results, report, search, tuned
@@ -49,11 +49,11 @@ def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[C
     if best is None:
         return None
     lrs = tuple(best["lr"] * each for each in multiples)
-    return [Cell(grounds.ground, gamma, lrs, grounds.seeds) for gamma in gammas]
+    return [Cell(grounds.ground, gamma, lrs, grounds.margin, grounds.seeds) for gamma in gammas]
 
 
 class Screening:
-    """From all candidates to one, by mean rank over the cells of the grounds that have a say."""
+    """From all candidates to one, by the mean lag over the cells of the grounds that have a say."""
 
     def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
         self.cheap, self.final = cheap, final
@@ -66,19 +66,19 @@ class Screening:
         return cells(self.final, results, GAMMAS)
 
     def survivors(self, results: Results) -> list[Candidate]:
-        """The best by rank, and those that come along in any case."""
+        """The best, and those that come along in any case."""
         return results.known("survivors", lambda: self._survivors(results))
 
     def _survivors(self, results: Results) -> list[Candidate]:
         first = self.first(results)
-        order = ranked(CANDIDATES, first, results) if first else None
+        order = ordered(CANDIDATES, first, results) if first else None
         if order is None:
             return []
         names = [name for name, _ in order[:SURVIVORS]] + list(ALWAYS)
         return [each for each in CANDIDATES if each.name in names]
 
     def winner(self, results: Results) -> Candidate | None:
-        """The survivor with the best rank over all cells."""
+        """The survivor with the smallest lag over all cells."""
         return results.known("winner", lambda: self._winner(results))
 
     def _winner(self, results: Results) -> Candidate | None:
@@ -86,7 +86,7 @@ class Screening:
         alive = self.survivors(results)
         if not first or not second or not alive:
             return None
-        order = ranked(alive, [*first, *second], results)
+        order = ordered(alive, [*first, *second], results)
         return next((each for each in alive if order and each.name == order[0][0]), None)
 
     def stages(self) -> list[Stage]:
@@ -150,7 +150,7 @@ def _missing_from(before: Sequence[Stage], stages: Sequence[Stage]) -> list[Stag
 
 
 def _sections(screening: Screening, results: Results) -> list[Section]:
-    """The screening: all candidates in the order of their rank, and the choice."""
+    """The screening: all candidates the best first, and the choice."""
     sections = []
     first, second = screening.first(results), screening.second(results)
     alive = screening.survivors(results)
@@ -158,18 +158,20 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
         ("Screening on the small tasks", CANDIDATES, first),
         ("Survivors", alive, [*(first or ()), *(second or ())] if second else None),
     ):
-        order = ranked(candidates, where, results) if where and candidates else None
+        order = ordered(candidates, where, results) if where and candidates else None
         if not where or order is None:
             continue
         named = {each.name: each for each in candidates}
-        head = ["", "mean rank", *(cell.name for cell in where), "settings"]
+        head = ["", "lag", *(cell.name for cell in where), "settings"]
         body = [
-            [name, f"{rank:.1f}", *(cell.words(named[name], results) for cell in where), in_words(named[name].values)]
-            for name, rank in order
+            [name, f"{lag:.2f}", *(cell.words(named[name], results) for cell in where), in_words(named[name].values)]
+            for name, lag in order
         ]
         text = (
-            "Validation: the value at the best lr / at the highest. A candidate's rank is the mean over the "
-            "columns and over both numbers; whoever diverged is last."
+            "Validation: the value at the best lr / at the highest. The lag is how far a candidate is behind the best "
+            "one, the mean over the columns and over both numbers, in units of what equal ones may differ by "
+            f"({'; '.join(dict.fromkeys(f'{cell.ground.name} {cell.margin:g}' for cell in where))}); one number counts "
+            f"{WORST:g} at the most, as does one that diverged. Less than 1 apart is a tie."
         )
         sections.append(Section(title, [head, *body], text))
     winner = screening.winner(results)
@@ -179,23 +181,28 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
 
 
 def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
-    """Ranks on the small tasks."""
+    """Lags on the small tasks."""
     where = screening.first(results)
-    order = ranked(CANDIDATES, where, results) if where else None
+    order = ordered(CANDIDATES, where, results) if where else None
     if not where or order is None:
         return {}
     named = {each.name: each for each in CANDIDATES}
-    ranks = [dict(cell.ranks(CANDIDATES, results) or ()) for cell in where]
+    lags = [dict(cell.lags(CANDIDATES, results) or ()) for cell in where]
     return {
         "screening": Heat(
-            f"“{order[0][0]}” has the best mean rank on the small tasks, {order[0][1]:.1f} of {len(CANDIDATES)}",
+            f"“{order[0][0]}” has the smallest lag on the small tasks; {_ties(order)} of {len(order)} tie",
             "candidate",
             "value at the best lr / at the highest",
             [name for name, _ in order],
             [cell.name for cell in where],
-            [[each[name] for each in ranks] for name, _ in order],
+            [[each[name] for each in lags] for name, _ in order],
             [[cell.words(named[name], results) for cell in where] for name, _ in order],
-            "rank",
+            "lag in margins",
             higher_is_better=False,
         )
     }
+
+
+def _ties(order: Sequence[tuple[str, float]]) -> int:
+    """Candidates that are within a margin of the first one, and it."""
+    return sum(lag < order[0][1] + 1 for _, lag in order)
