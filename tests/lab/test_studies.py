@@ -139,7 +139,8 @@ def test_from_end_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(json.loads(line)["curve"] for line in lines)
     summary = json.loads((place / f"{name}.json").read_text())
     assert summary["runs"] == len(lines)
-    assert summary["device_minutes"] == pytest.approx(sum(json.loads(line)["device_seconds"] for line in lines) / 60)
+    (minutes,) = summary["device_minutes"].values()
+    assert minutes == pytest.approx(sum(json.loads(line)["device_seconds"] for line in lines) / 60)
     readme = (place / "README.md").read_text()
     assert f"anon study {name} --tiny" in readme
     for ground in summary["grounds"].values():
@@ -293,11 +294,11 @@ def test_report_on_results_made_by_hand(tmp_path: Path) -> None:
     for label, values in numbers.items():
         assert found[label]["mean"] == pytest.approx(mean(values))
         assert found[label]["standard_deviation"] == pytest.approx(stdev(values))
-    assert summary["device_minutes"] == pytest.approx((9 + 9) * 6.0 / 60)
+    assert summary["device_minutes"] == {"a machine": pytest.approx((9 + 9) * 6.0 / 60)}
     readme = (tmp_path / "README.md").read_text()
     assert readme.index("| Anon γ 1 | 81.00 ± 1.0 | 3 | better |") < readme.index("| AdamW | 70.00 ± 1.0 | 3 | – |")
     assert "small: Anon γ 1 (81.00 ± 1.0) against AdamW (70.00 ± 1.0) better." in readme
-    assert "| made by hand | 18 | 1.80 |" in readme
+    assert "| made by hand | a machine | 18 | 1.80 |" in readme
     assert tmp_path / "small.png" in paths
 
 
@@ -318,7 +319,7 @@ def test_settings_in_words() -> None:
     guard = {"clip": 3.0, "touch": True}
     rising = {"start": 1.25, "end": 2.0, "by": 1000}
     said = _report.in_words({"lr": 0.001, "guard": guard, "growth": rising, "betas": (0.9, 0.99)})
-    assert said == "lr 0.001, clip 3, touch True, growth 1.25 to 2 by 1000, betas 0.9, 0.99"
+    assert said == "lr 0.001, clip 3, touch True, growth (start 1.25, end 2, by 1000), betas 0.9, 0.99"
     assert _report.in_words({"guard": None}) == "as printed"
 
 

@@ -132,7 +132,7 @@ def in_words(settings: Mapping[str, Any]) -> str:
         if name == "guard":
             said.append("as printed" if each is None else in_words(each))
         elif isinstance(each, Mapping):
-            said.append(f"{name} {each['start']:g} to {each['end']:g} by {each['by']}")
+            said.append(f"{name} ({in_words(each)})")
         elif isinstance(each, tuple | list):
             said.append(f"{name} {', '.join(f'{part:g}' for part in each)}")
         else:
@@ -163,12 +163,12 @@ def findings(found: Mapping[str, list[Line]], references: Sequence[str]) -> list
 
 
 def costs(results: Results) -> Section:
-    """Runs and minutes of each stage."""
-    stages: dict[str, list[float]] = {}
+    """Runs and minutes of each stage on each device."""
+    stages: dict[tuple[str, str], list[float]] = {}
     for record in results.records.values():
-        stages.setdefault(record["stage"], []).append(record["device_seconds"])
-    body = [[name, str(len(times)), f"{sum(times) / 60:.2f}"] for name, times in stages.items()]
-    return Section("Device time", [["stage", "runs", "minutes"], *body])
+        stages.setdefault((record["stage"], record["device"]), []).append(record["device_seconds"])
+    body = [[*name, str(len(times)), f"{sum(times) / 60:.2f}"] for name, times in stages.items()]
+    return Section("Device time", [["stage", "device", "runs", "minutes"], *body])
 
 
 def save(name: str, study: Study, results: Results, command: str, place: Path, console: Console) -> list[Path]:
@@ -200,13 +200,13 @@ def _readme(
     pictures: Sequence[str],
 ) -> str:
     records = results.records.values()
-    devices = ", ".join(sorted({record["device"] for record in records})) or "none yet"
+    spent = ", ".join(f"{minutes:.1f} minutes of {device}" for device, minutes in results.minutes().items()) or NONE
     torches = ", ".join(sorted({record["versions"]["torch"] for record in records}))
     parts = [
         f"# {study.title}",
         study.asks,
         f"    {command}",
-        f"{len(records)} runs, {results.minutes():.1f} device minutes ({devices}; torch {torches or NONE}). "
+        f"{len(records)} runs, {spent} (torch {torches or NONE}). "
         "The command goes on where it stopped; every run is a line of `runs.jsonl`. " + left_in_words(study, results),
         PROTOCOL,
         "\n".join(f"- {sentence}" for sentence in said),

@@ -51,9 +51,12 @@ class Results:
     def of(self, job: Job) -> Record | None:
         return self.records.get(job.key())
 
-    def minutes(self) -> float:
-        """Of the device, over all jobs; runs that trained together share theirs."""
-        return sum(record["device_seconds"] for record in self.records.values()) / 60
+    def minutes(self) -> dict[str, float]:
+        """Of each device, over all jobs; runs that trained together share theirs."""
+        found: dict[str, float] = {}
+        for record in self.records.values():
+            found[record["device"]] = found.get(record["device"], 0.0) + record["device_seconds"] / 60
+        return found
 
 
 def value(record: Record, metric: Metric) -> float | None:

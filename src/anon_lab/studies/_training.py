@@ -54,7 +54,8 @@ def train(study: Study, results: Results, order: Order, where: Place, console: C
                 trainer.train(stage, group)
                 progress.advance(line, len(group))
             if left:
-                done = f"{stage.name}: {len(left)} runs, {results.minutes():.1f} device minutes in all"
+                minutes = results.minutes()[trainer.provenance["device"]]
+                done = f"{stage.name}: {len(left)} runs, {minutes:.1f} device minutes in all"
                 progress.console.print(done, markup=False, highlight=False)
     return True
 
