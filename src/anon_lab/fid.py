@@ -84,7 +84,9 @@ def statistics(
     bar = progress.add_task("Inception", total=total or None) if progress else None
     for batch in images:
         for part in batch.split(BATCH):
-            running.add(net(part.to(device)))
+            with torch.autocast(device.type, enabled=False):  # the images may be made in less precision, not judged
+                features = net(part.to(device))
+            running.add(features)
             if progress is not None and bar is not None:
                 progress.advance(bar, len(part))
     return running.result()

@@ -29,10 +29,17 @@ def trained(*settings: Settings) -> list[dict]:
     return drive([Run(each, task, CUDA) for each in settings])
 
 
-@pytest.mark.parametrize("optimizer", ["Anon", "AdamW", "SGDM", "Adam", "AMSGrad", "Lion", "AdaBelief"])
-def test_graph_equals_eager(optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "hyper"),
+    [
+        *((name, {}) for name in ("Anon", "AdamW", "SGDM", "Adam", "AMSGrad", "Lion", "AdaBelief")),
+        ("Anon (variant)", {"rows": True, "clips": "plain"}),
+        ("Anon (variant)", {"drift": 2.0}),
+    ],
+)
+def test_graph_equals_eager(optimizer, hyper):
     """Across refreshes and the schedule of lr, for optimizers inside of the graph and outside."""
-    settings = replace(SETTINGS, optimizer=optimizer, lr=1e-3, hyper={})
+    settings = replace(SETTINGS, optimizer=optimizer, lr=1e-3, hyper=hyper)
     (eager,) = trained(settings)
     (graphed,) = trained(replace(settings, graph=True))
     assert graphed["loss"] == pytest.approx(eager["loss"], rel=1e-5)

@@ -97,7 +97,7 @@ def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]
             for line in order
         ]
         yield Section(
-            f"{ground}: test set, fresh seeds",
+            f"{ground}: {metric.name if contenders[0].ground.measure else 'test set'}, fresh seeds",
             [[*head, *(["ms a step"] if alone else []), "device minutes", "settings"], *body],
         )
 

@@ -116,6 +116,8 @@ class _Trainer:
     def train(self, stage: Stage, group: Sequence[Job]) -> None:
         """Train a group and append its lines."""
         task = self._task(group[0])
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # else a group would show the largest one's memory
         started = time.perf_counter()
         runs = [Run(job.settings(self.device), task, self.device) for job in group]
         curves: dict[int, list[Any]] = {id(run): [] for run in runs}

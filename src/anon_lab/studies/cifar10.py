@@ -38,14 +38,15 @@ def contenders() -> list[Contender]:
     defaults = anon_defaults()
 
     def anon(gamma: float, lrs: tuple[float, ...], decay: tuple[str, tuple[float, ...]], **fixed: Any) -> Contender:
-        axes = (("lr", lrs), BETAS, decay)
+        # At gamma 0 psi is 1 whatever beta2 is, and there are two more learning rates instead.
+        axes = (("lr", lrs), BETAS, decay) if gamma else (("lr", lrs), decay)
         return Contender(f"Anon γ {gamma:g}", "Anon", axes, {**defaults, "gamma": gamma, **fixed})
 
     return [
         Contender("SGDM", "SGDM", (("lr", (0.025, 0.05, 0.1, 0.2, 0.4)), coupled)),
         Contender("AdamW", "AdamW", (("lr", (1e-3, 2e-3, 4e-3)), BETAS, decoupled), {"weight_decay": 0.1}),
-        anon(-0.1, (1.0, 2.0, 4.0), coupled, decoupled_weight_decay=False),
-        anon(0.0, (0.5, 1.0, 2.0), coupled, decoupled_weight_decay=False),
+        anon(-0.1, (2.0, 4.0, 8.0), coupled, decoupled_weight_decay=False),
+        anon(0.0, (0.5, 1.0, 2.0, 4.0, 8.0), coupled, decoupled_weight_decay=False),
         anon(0.5, (0.05, 0.1, 0.2), coupled, decoupled_weight_decay=False),
         anon(1.0, (1e-3, 2e-3, 4e-3), decoupled, weight_decay=0.1),
     ]
@@ -61,7 +62,7 @@ def grounds(tiny: bool) -> tuple[Ground, Ground]:
         )
     recipe = RECIPES["resnet20"]
     return (
-        Ground("30 epochs", "cifar10", recipe.changed(epochs=30, warmup=1 / 30), ACCURACY, SECONDS, together=18),
+        Ground("30 epochs", "cifar10", recipe.changed(epochs=30, warmup=1 / 30), ACCURACY, SECONDS, together=20),
         Ground("200 epochs", "cifar10", recipe, ACCURACY, SECONDS, together=6, evaluations=20),
     )
 

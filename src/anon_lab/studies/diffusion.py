@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FID = Metric("FID", "", higher_is_better=False)
 SECONDS = 0.019
-ADAM_LRS = (1e-4, 2e-4, 5e-4, 1e-3)
+ADAM_LRS = (2e-4, 5e-4, 1e-3, 2e-3)
 
 
 def contenders() -> list[Contender]:
@@ -35,14 +35,15 @@ def measure(run: "Run", count: int, steps: int) -> dict[str, float]:
     """FID of samples by DDIM; it is larger than that of 50,000 samples would be, and compares only with its like."""
     assert isinstance(run.task, DiffusionTask)
     net = run.net if run.average is None else run.average.module
-    return {FID.name: run.task.fid(net, run.device, count, steps, "ddim")}
+    with run.autocast():
+        return {FID.name: run.task.fid(net, run.device, count, steps, "ddim")}
 
 
 def grounds(tiny: bool) -> tuple[Ground, Ground]:
     """To tune on, and to report on; the average of weights reaches back a tenth of the run or less."""
     model = "tiny" if tiny else "small"
     recipe = PRESETS[model].recipe.changed(clip=1.0, batch_size=4 if tiny else 64)
-    counts = (8, 8) if tiny else (2_000, 5_000)
+    counts = (8, 8) if tiny else (1_000, 5_000)
     lengths = (2, 3) if tiny else (500, 2_000)
     short, long = (
         Ground(

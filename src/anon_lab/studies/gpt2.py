@@ -15,9 +15,9 @@ def contenders() -> list[Contender]:
     """Each with 6 trials. Lion's lr is smaller and Muon's larger, so that the recipe's decay is not theirs."""
     anon = anon_defaults()
     return [
-        Contender("AdamW", "AdamW", (("lr", (6e-4, 1.2e-3, 2.4e-3)), ADAM_BETAS, DECAY), {"betas": (0.9, 0.95)}),
-        Contender("Anon γ 1", "Anon", (("lr", (6e-4, 1.2e-3, 2.4e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.0}),
-        Contender("Anon γ 1.1", "Anon", (("lr", (3e-4, 6e-4, 1.2e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.1}),
+        Contender("AdamW", "AdamW", (("lr", (3e-4, 6e-4, 1.2e-3)), ADAM_BETAS, DECAY), {"betas": (0.9, 0.95)}),
+        Contender("Anon γ 1", "Anon", (("lr", (3e-4, 6e-4, 1.2e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.0}),
+        Contender("Anon γ 1.1", "Anon", (("lr", (1.5e-4, 3e-4, 6e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.1}),
         Contender(
             "Muon",
             "Muon",
@@ -27,10 +27,10 @@ def contenders() -> list[Contender]:
         Contender(
             "Lion",
             "Lion",
-            (("lr", (1e-4, 2e-4, 4e-4)), ("betas", ((0.95, 0.98), (0.9, 0.95))), ("weight_decay", (0.3,))),
+            (("lr", (5e-5, 1e-4, 2e-4)), ("betas", ((0.95, 0.98), (0.9, 0.95))), ("weight_decay", (0.3,))),
             {"weight_decay": 1.0},
         ),
-        Contender("Anon γ 1.15", "Anon", (("lr", (2e-4, 4e-4, 8e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.15}),
+        Contender("Anon γ 1.15", "Anon", (("lr", (1e-4, 2e-4, 4e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.15}),
     ]
 
 
@@ -53,7 +53,7 @@ def grounds(tiny: bool) -> tuple[Ground, Ground, Ground]:
             LOSS,
             SECONDS,
             {"model": "small"},
-            evaluations=max(5, steps // 60),
+            evaluations=steps // 100 if steps > 200 else 1,
         )
         for steps in (200, 600, 2000)
     ]

@@ -14,7 +14,8 @@ from anon_lab.tables._spec import Heat
 GAMMAS = (1.0, 1.1)
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 """Of the tuned AdamW's lr, at which candidates are screened."""
-GPT_MULTIPLES = (0.5, 1.0, 2.0)
+GPT_MULTIPLES = {1.0: (0.5, 1.0, 2.0), 1.1: (0.25, 0.5, 1.0)}
+"""Fewer there, as runs are longer; at gamma 1.1 the best lr is about half."""
 SURVIVORS = 6
 ALWAYS = ("default", "as printed")
 """Candidates that survive in any case: what there was before."""
@@ -23,9 +24,15 @@ ALWAYS = ("default", "as printed")
 def baselines(rates: Rates) -> list[Contender]:
     """AdamW and SGDM, each with 8 trials."""
     betas = ("betas", ((0.9, 0.99), (0.9, 0.95)))
+    (adam, more_adam), (sgd, more_sgd) = rates.adam_decay, rates.sgd_decay
     return [
-        Contender("AdamW", "AdamW", (("lr", rates.adam), betas, ("weight_decay", (rates.adam_decay,)))),
-        Contender("SGDM", "SGDM", (("lr", rates.sgd), ("weight_decay", (rates.sgd_decay,)))),
+        Contender(
+            "AdamW",
+            "AdamW",
+            (("lr", rates.adam), betas, ("weight_decay", (more_adam,))),
+            {"betas": (0.9, 0.999), "weight_decay": adam},
+        ),
+        Contender("SGDM", "SGDM", (("lr", rates.sgd), ("weight_decay", (more_sgd,))), {"weight_decay": sgd}),
     ]
 
 
@@ -34,22 +41,28 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
     betas = ("betas", tuple((0.9, beta2) for beta2 in (0.95, 0.99, 0.999) if beta2 != candidate.values["betas"][1]))
     if gamma > 0.5:
         lrs = tuple(lr if gamma == 1 else lr / 2 for lr in rates.adam)
-        axes = (("lr", lrs), betas, ("weight_decay", (rates.adam_decay,)))
-        return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, {**candidate.values, "gamma": gamma})
+        decay, more = rates.adam_decay
+        axes = (("lr", lrs), betas, ("weight_decay", (more,)))
+        fixed = {**candidate.values, "gamma": gamma, "weight_decay": decay}
+        return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, fixed)
     # Anon averages gradients where SGDM sums them: ten times its lr is the same step.
-    axes = (("lr", tuple(10 * lr for lr in rates.sgd)), ("weight_decay", (rates.sgd_decay,)))
-    coupled = {**candidate.values, "gamma": gamma, "decoupled_weight_decay": False}
+    decay, more = rates.sgd_decay
+    axes = (("lr", tuple(10 * lr for lr in rates.sgd)), ("weight_decay", (more,)))
+    coupled = {**candidate.values, "gamma": gamma, "weight_decay": decay, "decoupled_weight_decay": False}
     return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, coupled)
 
 
 def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[Cell] | None:
     """Where candidates meet: a ground, a gamma and learning rates; None before AdamW is tuned there."""
-    multiples = GPT_MULTIPLES if grounds.ground.task == "gpt" else MULTIPLES
     best = tuned(baselines(grounds.rates)[0], grounds.ground, results)
     if best is None:
         return None
-    lrs = tuple(best["lr"] * each for each in multiples)
-    return [Cell(grounds.ground, gamma, lrs, grounds.margin, grounds.seeds) for gamma in gammas]
+
+    def lrs(gamma: float) -> tuple[float, ...]:
+        multiples = GPT_MULTIPLES[gamma] if grounds.ground.task == "gpt" else MULTIPLES
+        return tuple(best["lr"] * each for each in multiples)
+
+    return [Cell(grounds.ground, gamma, lrs(gamma), grounds.margin, grounds.seeds) for gamma in gammas]
 
 
 class Screening:
