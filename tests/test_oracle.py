@@ -1,6 +1,8 @@
 """Equalities: the optimizer against the naive oracle, its paths against each other, its special cases against SGD."""
 
+import inspect
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -444,6 +446,18 @@ def test_from_sgd_at_gamma_zero_is_torchs_sgd(momentum, weight_decay):
     assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("make", [Anon.paper, partial(Anon.from_sgd, lr=0.1)])
+def test_named_constructors_take_how_a_step_is_computed(make):
+    """All of Anon's options but those that make the constructor what it is."""
+    names = {"total_steps", "max_grad_norm", "maximize", "storage", "foreach", "fused", "capturable", "differentiable"}
+    assert names <= set(inspect.signature(make).parameters)
+    p = parameter(random_theta())
+    options = {"total_steps": 9, "max_grad_norm": 2.0, "maximize": True, "capturable": True, "foreach": False}
+    group = make([p], storage=Storage(window_tol=0.1), **options).param_groups[0]
+    assert {name: group[name] for name in options} == options
+    assert group["window_tol"] == 0.1
+
+
 # Changes during training
 
 
@@ -666,6 +680,24 @@ def test_refresh_after_s_was_released_does_nothing(guard):
 
 
 # Taking over from AdamW
+
+
+def test_another_optimizers_state_is_refused_in_a_sentence():
+    p = parameter(random_theta())
+    p.grad = torch.ones_like(p)
+    states = {}
+    for kind in (torch.optim.AdamW, partial(torch.optim.SGD, lr=0.1, momentum=0.9)):
+        theirs = kind([p])
+        theirs.step()
+        states[type(theirs).__name__] = theirs.state_dict()
+    opt = single([p])
+    with pytest.raises(ValueError, match="lacks gamma, peak, preconditioner, scale, weight, so it is another"):
+        opt.load_state_dict(states["AdamW"])
+    with pytest.raises(ValueError, match="its state has the entries momentum_buffer, expected step, exp_avg"):
+        opt.load_adamw_state(states["SGD"])
+    with pytest.raises(ValueError, match="it has the entries optimizer, expected state and param_groups"):
+        opt.load_adamw_state({"optimizer": states["AdamW"]})
+    assert not opt.state[p]
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

@@ -44,6 +44,8 @@ from anon_optim._step import (
 
 FUNCTION = "<function>"
 """What a state dict holds in place of a function."""
+OWN_ENTRIES = {"step", "exp_avg", "exp_avg_sq", "weight", "preconditioner", "scale", "peak", "gamma"}
+"""Of a parameter's state."""
 
 
 class Anon(Optimizer):
@@ -183,11 +185,17 @@ class Anon(Optimizer):
         *,
         beta3: float = 0.5,
         growth: Growth = 2.0,
+        total_steps: int | None = None,
         statistic: Statistic = "gradient",
         project: Projection | None = None,
         decoupled_weight_decay: bool = True,
+        max_grad_norm: float | None = None,
         maximize: bool = False,
+        storage: Storage = Storage(),  # noqa: B008
         foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> "Anon":
         """The printed algorithm, without guards. For gamma >= 1 it needs gradients that are nowhere zero: a
         coordinate without gradient takes eps^(-gamma/2) (1e8 at gamma = 1) as its step size until the next
@@ -201,12 +209,18 @@ class Anon(Optimizer):
             weight_decay,
             beta3=beta3,
             growth=growth,
+            total_steps=total_steps,
             guard=None,
             statistic=statistic,
             project=project,
             decoupled_weight_decay=decoupled_weight_decay,
+            max_grad_norm=max_grad_norm,
             maximize=maximize,
+            storage=storage,
             foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            differentiable=differentiable,
         )
 
     @classmethod
@@ -221,9 +235,15 @@ class Anon(Optimizer):
         beta2: float = 0.999,
         beta3: float = 0.5,
         growth: Growth = 2.0,
+        total_steps: int | None = None,
         guard: Guard | None = Guard(),  # noqa: B008
+        max_grad_norm: float | None = None,
         maximize: bool = False,
+        storage: Storage = Storage(),  # noqa: B008
         foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
     ) -> "Anon":
         """A recipe for SGD with momentum, translated: the same lr, momentum and (coupled) weight decay.
 
@@ -239,11 +259,17 @@ class Anon(Optimizer):
             weight_decay=weight_decay,
             beta3=beta3,
             growth=growth,
+            total_steps=total_steps,
             guard=guard,
             bias_correction=False,
             decoupled_weight_decay=False,
+            max_grad_norm=max_grad_norm,
             maximize=maximize,
+            storage=storage,
             foreach=foreach,
+            fused=fused,
+            capturable=capturable,
+            differentiable=differentiable,
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -303,7 +329,7 @@ class Anon(Optimizer):
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(
                 "Anon does not support sparse gradients: use dense ones (nn.Embedding(sparse=False)); "
-                "rows without gradient are left alone"
+                "rows without gradient then have no update but weight decay's"
             )
         if not (p.is_floating_point() or p.is_complex()):
             raise RuntimeError(f"Anon requires floating point or complex parameters, got {p.dtype}")
@@ -441,6 +467,7 @@ class Anon(Optimizer):
         loaded: dict[str, Any] = {}
 
         def remember(_: Optimizer, final: dict[str, Any]) -> None:
+            _raise_if_foreign(final)
             loaded.update(final)
 
         def restore(_: Optimizer) -> None:
@@ -465,6 +492,11 @@ class Anon(Optimizer):
     def load_adamw_state(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of torch's Adam or AdamW: its step and first moment as they are, psi from its
         second moment. The hyperparameters stay this optimizer's own; at gamma = 1 AdamW's lr fits."""
+        if not {"state", "param_groups"} <= set(state_dict):
+            raise ValueError(
+                f"Invalid state_dict: it has the entries {', '.join(map(str, state_dict)) or 'none'}, expected "
+                "state and param_groups, as `AdamW.state_dict()` returns them"
+            )
         groups, saved_groups = self.param_groups, state_dict["param_groups"]
         sizes, saved_sizes = ([len(g["params"]) for g in gs] for gs in (groups, saved_groups))
         if sizes != saved_sizes:
@@ -475,6 +507,11 @@ class Anon(Optimizer):
                 saved = state_dict["state"].get(key)
                 if saved is None:
                     continue
+                if not {"step", "exp_avg", "exp_avg_sq"} <= set(saved):
+                    raise ValueError(
+                        f"Invalid state_dict: its state has the entries {', '.join(saved) or 'none'}, expected step, "
+                        "exp_avg and exp_avg_sq, as Adam and AdamW have"
+                    )
                 state = fresh_state(p, group)
                 t = float(saved["step"])
                 state["step"].fill_(t)
@@ -491,6 +528,15 @@ class Anon(Optimizer):
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
                 s.zero_()
+
+
+def _raise_if_foreign(state_dict: dict[str, Any]) -> None:
+    for state in state_dict["state"].values():
+        if state and (missing := OWN_ENTRIES - set(state)):
+            raise ValueError(
+                f"Invalid state_dict: its state lacks {', '.join(sorted(missing))}, so it is another optimizer's; "
+                "`load_adamw_state` takes that of torch's Adam and AdamW"
+            )
 
 
 def _raise_if_nonfinite(index: int, group: dict[str, Any]) -> None:
