@@ -18,7 +18,7 @@ def step(optimizer):
 
 adamw = torch.optim.AdamW(model.parameters(), lr=1e-2)
 before = [step(adamw) for _ in range(100)]
-anon = Anon(model.parameters(), lr=1e-2, gamma=1.0)
+anon = Anon(model.parameters(), lr=1e-2, gamma=1.0, weight_decay=1e-2)
 anon.load_adamw_state(adamw.state_dict())
 after = [step(anon) for _ in range(100)]
 print(f"AdamW {before[0]:.4f} -> {before[-1]:.4f}, then Anon -> {after[-1]:.4f}")
