@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, Optimizer
 
 import anon_optim
-from anon_lab.files import write_json
+from anon_lab.files import unfit, write_json
 from anon_lab.workloads import FOR_CPU, FOR_CUDA, WORKLOADS, Turns, Workload
 from anon_optim import Anon, Storage, _idu, state_bytes
 
@@ -360,8 +360,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--repeats must be at least 3 and --long-run at least 0")
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"there is no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
-    if options.out.exists() and not options.out.is_dir():
-        parser.error(f"--out must be a folder, but {options.out} is a file")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device is cuda, but torch finds no CUDA device")
+    if (wanted := unfit(options.out)) is not None:
+        parser.error(f"--out must be {wanted}")
     names: list[str] = options.workloads or list(FOR_CUDA if options.device == "cuda" else FOR_CPU)
     report = run(names, options.device, options.repeats, options.long_run, lambda line: print(line, flush=True))
     for path in save(report, options.out):

@@ -12,6 +12,7 @@ from anon_lab import cli_study, cli_table, cli_train
 from anon_lab.console import check_folder as _check_folder
 from anon_lab.console import fail as _fail
 from anon_lab.console import interruptible as _interruptible
+from anon_lab.console import writing as _writing
 
 app = typer.Typer(help="Measure, compare and draw optimizers.", no_args_is_help=True, add_completion=False)
 app.add_typer(cli_train.app)
@@ -64,10 +65,8 @@ def demo(
         console = Console()
         results = demo.run(plan, console)
         console.print(demo.table(results))
-        try:
+        with _writing(out):
             path = page.save(results, out)
-        except OSError as error:
-            raise _fail(f"could not write to {out}: {error.strerror}") from None
         console.print(f"{results.wall_s:.0f} s; the page is")
         typer.echo(path)
 
@@ -91,10 +90,8 @@ def figure(
             raise _fail(str(error)) from None
         console = Console()
         for each in names:
-            try:
+            with _writing(out):
                 paths = figures.run(each, quick, out, console)
-            except OSError as error:
-                raise _fail(f"could not write to {out}: {error.strerror}") from None
             for path in paths:
                 typer.echo(path)
 
@@ -108,10 +105,8 @@ def explore(
     with _interruptible():
         from anon_lab import explore
 
-        try:
+        with _writing(out):
             path = explore.save(out)
-        except OSError as error:
-            raise _fail(f"could not write to {out}: {error.strerror}") from None
         typer.echo(path)
 
 
@@ -164,10 +159,8 @@ def adaptivity(
         results = adaptivity.run(todo, adaptivity.QUICK_STEPS if quick else adaptivity.STEPS, console)
         for table in adaptivity.tables(results):
             console.print(table)
-        try:
+        with _writing(out):
             paths = adaptivity_page.save(results, out)
-        except OSError as error:
-            raise _fail(f"could not write to {out}: {error.strerror}") from None
         console.print(f"{results.wall_s:.0f} s; the page is the last of")
         for path in paths:
             typer.echo(path)

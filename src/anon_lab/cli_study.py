@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anon_lab.console import check_folder, fail, interruptible
+from anon_lab.console import check_folder, fail, interruptible, writing
 
 app = typer.Typer()
 
@@ -45,7 +45,7 @@ def study(
         if not data.is_dir():
             raise fail(f"--data must be a folder, but {data} is none")
         os.environ["ANON_DATA"] = str(data)  # where every task of a study looks for its own
-    with interruptible():
+    with interruptible(), writing(out):
         from rich.console import Console
 
         from anon_lab import launch, studies, tasks
@@ -60,5 +60,3 @@ def study(
                     typer.echo(path)
         except (ValueError, tasks.DataMissing) as error:
             raise fail(str(error)) from None
-        except OSError as error:
-            raise fail(f"could not write to {out}: {error.strerror}") from None

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from anon_lab.console import check_folder, fail, interruptible
+from anon_lab.console import check_folder, fail, interruptible, writing
 
 app = typer.Typer()
 
@@ -20,7 +20,10 @@ def table(
     seeds: Annotated[int | None, typer.Option(min=1, help="Of each run.", show_default="the size's")] = None,
     out: Annotated[
         Path,
-        typer.Option(help="Folder for the runs and NAME.json, .html and .png; what is there is not trained again."),
+        typer.Option(
+            help="Folder for the runs and NAME.json, .html and .png (NAME-tiny, NAME-full at these sizes); "
+            "what is there is not trained again."
+        ),
     ] = Path("out/tables"),
     together: Annotated[
         int | None, typer.Option(min=1, help="Runs that train at once.", show_default="the size's")
@@ -38,7 +41,7 @@ def table(
 ) -> None:
     """Train what a table of the paper needs, and show its numbers beside the paper's; goes on where it stopped."""
     check_folder(out)
-    with interruptible():
+    with interruptible(), writing(out):
         from rich.console import Console
 
         from anon_lab import launch, tables, tasks
@@ -50,5 +53,3 @@ def table(
                     typer.echo(path)
         except (ValueError, tasks.DataMissing, launch.Conflict) as error:
             raise fail(str(error)) from None
-        except OSError as error:
-            raise fail(f"could not write to {out}: {error.strerror}") from None

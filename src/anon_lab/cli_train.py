@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from anon_lab.console import check_folder, fail, interruptible
+from anon_lab.console import check_folder, fail, interruptible, writing
 
 if TYPE_CHECKING:
     from anon_lab.contenders import Contender
@@ -64,23 +64,16 @@ MicroBatch = Annotated[int | None, typer.Option(min=1, help="Examples through th
 Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the network.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Replay steps as a CUDA graph.")]
 
-Storage = Annotated[
-    str | None,
-    typer.Option(
-        help="Any Optuna address, such as postgresql://HOST/NAME, for several machines.", show_default="a file in --out"
-    ),
-]
-
 
 @contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Ctrl-C, missing data and mistakes end the command with one sentence."""
+def _one_sentence(out: Path) -> Iterator[None]:
+    """Ctrl-C, missing data, mistakes and what the system refuses end the command with one sentence."""
     from anon_lab import launch, tasks
 
-    with interruptible():
+    with interruptible(), writing(out):
         try:
             yield
-        except (ValueError, TypeError, OSError, tasks.DataMissing, launch.Conflict) as error:
+        except (ValueError, TypeError, tasks.DataMissing, launch.Conflict) as error:
             raise fail(str(error)) from None
 
 
@@ -123,7 +116,7 @@ def run(
     """Train a network, from one seed or several; under torchrun, on several GPUs."""
     out = out or Path("out/run") / f"{task}-{optimizer}"
     check_folder(out)
-    with _one_sentence():
+    with _one_sentence(out):
         import torch
         from rich.console import Console
 
@@ -187,7 +180,13 @@ def sweep(
     graph: Graph = False,
     together: Annotated[int, typer.Option(min=1, help="Trials that train at once, in one process.")] = 1,
     prune: Annotated[bool, typer.Option(help="Give up trials that are behind the median at the same step.")] = True,
-    storage: Storage = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            help="Any Optuna address, such as postgresql://HOST/NAME, for several machines.",
+            show_default="a file in --out",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of this sweep in --storage.", show_default="the task's")] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Start trials again that machines, now gone, left unfinished.")
@@ -199,7 +198,7 @@ def sweep(
     """Tune optimizers alike: as many trials, judged on validation examples; the same call goes on where it stopped."""
     out = out or Path("out/sweep") / task
     check_folder(out)
-    with _one_sentence():
+    with _one_sentence(out):
         from rich.console import Console
 
         from anon_lab import launch, sweep_folder, tasks
@@ -286,13 +285,13 @@ def _range(entry: str) -> "tuple[str | None, str, Range | tuple[Any, ...]]":
 def compare(
     sweep: Annotated[Path, typer.Argument(help="The folder of an `anon sweep`.")],
     seeds: Annotated[int, typer.Option(min=3, help="Fresh ones, for each contender.")] = 5,
-    storage: Storage = None,
+    storage: Annotated[str | None, typer.Option(help="As for `anon sweep`.", show_default="the sweep's")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the sweep's")] = None,
     device: Device = None,
 ) -> None:
     """Train each contender's best setting from fresh seeds; print mean and 95 % interval; write compare.html."""
-    check_folder(sweep)
-    with _one_sentence():
+    check_folder(sweep, "sweep")
+    with _one_sentence(sweep):
         from dataclasses import replace
 
         from rich.console import Console

@@ -1,11 +1,12 @@
 """What every command shares: how it fails, how it is interrupted, and where it may write."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import typer
+
+from anon_lab.files import unfit
 
 
 def fail(sentence: str) -> typer.Exit:
@@ -14,15 +15,22 @@ def fail(sentence: str) -> typer.Exit:
     return typer.Exit(2)
 
 
-def check_folder(out: Path) -> None:
+def check_folder(out: Path, argument: str = "--out") -> None:
     """Refuse, before any work, a folder that could not be written to."""
-    for path in (out, *out.absolute().parents):
-        if path.exists():
-            if not path.is_dir():
-                raise fail(f"--out must be a folder, but {path} is a file")
-            if not os.access(path, os.W_OK):
-                raise fail(f"--out must be a folder that can be written to, but {path} cannot")
-            return
+    if (wanted := unfit(out)) is not None:
+        raise fail(f"{argument} must be {wanted}")
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """What the system refuses after all, such as a full disk, ends a command with one sentence."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever read what the command prints is gone: no matter of files, and typer's to end
+        raise
+    except OSError as error:
+        file = error.filename2 or error.filename or out  # the second is what a file was to be renamed to
+        raise fail(f"could not read or write {file}: {error.strerror or error}") from None
 
 
 @contextmanager

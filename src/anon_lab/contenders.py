@@ -89,9 +89,10 @@ def contender(optimizer: str, fixed: Mapping[str, Any] | None = None, changed: S
     """
     entry = optimizers.get(optimizer)
     fixed, changed = fixed or {}, changed or {}
-    for name in (*fixed, *changed):
-        if name not in ("lr", *entry.settings):
-            raise ValueError(f"{entry.name} has no setting {name!r}, only lr, {', '.join(entry.settings)}")
+    entry.check(fixed)
+    for name, choice in changed.items():
+        for value in (choice.low,) if isinstance(choice, Range) else choice:
+            entry.check({name: value})
     space = {name: choice for name, choice in {**entry.space, **changed}.items() if name not in fixed}
     shown = ", ".join(f"{name} {value}" for name, value in fixed.items())
     made = Contender(f"{entry.name} ({shown})" if shown else entry.name, entry.name, space, fixed)

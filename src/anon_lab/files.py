@@ -3,10 +3,23 @@
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+
+def unfit(folder: Path) -> str | None:
+    """What a folder would have to be so that files can be written into it, and is not; None where all is well."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not nearest.is_dir():
+        return f"a folder, but {nearest} is a file"
+    try:
+        with tempfile.TemporaryFile(dir=nearest):  # tried out, since permissions alone promise root everything
+            return None
+    except OSError:
+        return f"a folder that can be written to, but {nearest} cannot"
 
 
 @contextmanager

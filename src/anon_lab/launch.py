@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
+from anon_lab import optimizers
 from anon_lab.files import write_json
 from anon_lab.run import Run
 from anon_lab.run_folder import RunFolder
@@ -165,24 +166,29 @@ def _train(
         drive(runs, folders, every, watch)
 
 
+def labelled_bar(console: Console, label: str, *columns: ProgressColumn) -> Progress:
+    """Print the label, which may be long, and give a bar for the line below it, as wide as the columns leave it."""
+    console.print(label, markup=False, highlight=False)
+    return Progress(BarColumn(bar_width=None), *columns, console=console, expand=True)
+
+
 @contextmanager
 def _progress(console: Console, label: str, total: int, unit: str) -> Iterator[Watch]:
+    whole = Column(no_wrap=True)  # else a narrow terminal would show a part of it
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        TaskProgressColumn(table_column=whole),
         TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(table_column=whole),
     )
-    with Progress(*columns, console=console) as bar:
-        line = bar.add_task(label, total=total, state="")
+    with labelled_bar(console, f"{label}: {total:,} steps", *columns) as bar:
+        line = bar.add_task("", total=total, state="")
 
         def watch(run: Run, record: dict[str, Any]) -> None:
             rate = record[f"{unit}_a_second"]
-            state = f"loss {record['loss']:.4f}  lr {record['lr']:.2e}  {rate:,.0f} {unit}/s"
+            state = f"loss {record['loss']:.4f} lr {record['lr']:.1e} {rate:,.0f} {unit}/s"
             if record.get("evaluation"):
                 metric = run.task.metric
-                state += f"  {metric.name} {record['evaluation'][metric.name]:.4g}{metric.unit}"
+                state += f" {metric.name} {record['evaluation'][metric.name]:.4g}"
             bar.update(line, completed=record["step"], state=state)
 
         yield watch
@@ -234,7 +240,7 @@ def seeds(settings: Settings, first: int, count: int) -> list[Settings]:
 def table(task: Task, results: Sequence[dict[str, Any]]) -> Table:
     """The final numbers of every seed, and their mean."""
     metric = task.metric
-    shown = Table(title=f"{results[0]['task']}, {results[0]['optimizer']} at lr {results[0]['lr']:g}")
+    shown = Table(title=_title(results[0]))
     for column in ("seed", "training loss", f"{metric.name} {metric.unit}".strip(), "seconds"):
         shown.add_column(column, justify="right")
     for result in results:
@@ -245,3 +251,10 @@ def table(task: Task, results: Sequence[dict[str, Any]]) -> Table:
         shown.add_section()
         shown.add_row("mean", "", f"{whole['mean']:.4g} ± {whole['standard_deviation']:.2g}", "")
     return shown
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    """As "digits, Anon γ 1 at lr 0.001"."""
+    gamma = {**optimizers.get(result["optimizer"]).usual, **result["hyper"]}.get("gamma")
+    adaptivity = "" if gamma is None else f" γ {gamma:g}".replace("-", "−")
+    return f"{result['task']}, {result['optimizer']}{adaptivity} at lr {result['lr']:g}"

@@ -19,7 +19,8 @@ from anon_lab.baselines._entry import Entry, Range
 from anon_lab.baselines.averaging import Averaging
 from anon_lab.baselines.sophia import SophiaG
 
-REGISTRY: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in ENTRIES})
+REGISTRY: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in ENTRIES if entry.listed})
+_ALL = {entry.name.casefold(): entry for entry in ENTRIES}
 
 
 def names() -> list[str]:
@@ -29,11 +30,11 @@ def names() -> list[str]:
 
 def get(name: str) -> Entry:
     """The entry of this name, in whatever case."""
-    by_folded = {each.casefold(): entry for each, entry in REGISTRY.items()}
-    if (entry := by_folded.get(name.casefold())) is not None:
+    if (entry := _ALL.get(name.casefold())) is not None:
         return entry
+    by_folded = {each.casefold(): each for each in REGISTRY}
     near = difflib.get_close_matches(name.casefold(), by_folded, n=3, cutoff=0.5) or list(by_folded)
-    raise ValueError(f"no optimizer is called {name!r}; near it: {', '.join(by_folded[each].name for each in near)}")
+    raise ValueError(f"no optimizer is called {name!r}; near it: {', '.join(by_folded[each] for each in near)}")
 
 
 def make(name: str, params: ParamsT, lr: float | None = None, **settings: Any) -> Optimizer:

@@ -64,7 +64,7 @@ def svg(results: Results) -> str:
         for accuracy in outcome.test:
             axes.plot(gamma, 100 * accuracy, "o", color=colour, alpha=0.3, markersize=3.5, markeredgewidth=0)
         axes.errorbar(gamma, middle, spread, fmt="o", color=colour, capsize=4, markersize=8, elinewidth=2)
-    axes.set_title(demo.finding(results).replace(", ", ",\n", 1), fontsize=11)
+    axes.set_title(demo.finding(results).replace(", ", ",\n", 1).replace("; ", ";\n"), fontsize=11)
     axes.set_xlabel("adaptivity γ (0: like SGD, 1: like Adam)")
     axes.set_ylabel(f"test accuracy in %, mean ± sd of {results.plan.seeds} seeds")
     axes.set(xlim=edges, xticks=gammas)
@@ -213,8 +213,6 @@ def _how(results: Results) -> str:
         "No weight decay for anyone (AdamW without it is Adam); everything else at its default, momentum 0.9.",
         f"{results.wall_s:.0f} s on a CPU; " + ", ".join(f"{k} {v}" for k, v in versions(*demo.PACKAGES).items()) + ".",
     ]
-    if plan.epochs < demo.FULL.epochs:
-        items.insert(0, "A quick look: too short a training to judge any optimizer by.")
     return "".join(f"<li>{escape(item)}</li>" for item in items)
 
 

@@ -59,17 +59,17 @@ class Settings:
         recipe["milestones"] = tuple(recipe["milestones"])
         return cls(**{**record, "recipe": Recipe(**recipe)})
 
-    def difference(self, other: "Settings") -> str | None:
-        """The first number that differs, as "lr is 1, but was 2"; None where all agree."""
-        return difference(self.as_json(), other.as_json())
+    def difference(self, held: "Settings") -> str | None:
+        """In what a run that a folder holds is another one, as "lr is 2, not 1"; None where all agrees."""
+        return difference(self.as_json(), held.as_json())
 
 
-def difference(now: Any, before: Any, name: str = "") -> str | None:
-    """The first entry of nested records that differs, as "batch_size is 1, but was 2"; None where all agree."""
-    if isinstance(now, dict) and isinstance(before, dict):
-        found = (difference(now.get(key), before.get(key), key) for key in (*now, *before))
+def difference(asked: Any, held: Any, name: str = "") -> str | None:
+    """The first entry in which nested records differ, as "lr is 2, not 1" if 1 was asked for; None where all agree."""
+    if isinstance(asked, dict) and isinstance(held, dict):
+        found = (difference(asked.get(key), held.get(key), key) for key in (*asked, *held))
         return next((each for each in found if each is not None), None)
-    return None if now == before else f"{name} is {now}, but was {before}"
+    return None if asked == held else f"{name} is {held}, not {asked}"
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

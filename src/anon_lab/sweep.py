@@ -1,8 +1,8 @@
 """Fair tuning, as `anon sweep` does it: every contender gets as many trials, judged on validation examples."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +10,11 @@ from filelock import FileLock, Timeout
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.progress import TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 
 from anon_lab.contenders import Contender
-from anon_lab.launch import Place
+from anon_lab.launch import Place, labelled_bar
 from anon_lab.run import Run
 from anon_lab.run_folder import RunFolder
 from anon_lab.settings import Settings, provenance
@@ -222,22 +222,28 @@ def tune_all(
     task: Task, base: Settings, contenders: Sequence[Contender], plan: Plan, where: Place, console: Console
 ) -> list[list[Tried]]:
     """Tune one contender after another, with a bar for each; return the trials of each that are over."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
     trials: list[list[Tried]] = []
-    with Progress(*columns, console=console) as bar:
-        for contender in contenders:
-            line = bar.add_task(contender.label, total=plan.trials, state="")
-
-            def report(done: float, over: Sequence[Tried], line: TaskID = line) -> None:
-                state = f"{len(over)} of {plan.trials} trials"
-                if (leader := best(over, task.metric)) is not None:
-                    state += f", best {task.metric.name} {leader.value:.4g} {task.metric.unit}".rstrip()
-                bar.update(line, completed=done, state=state)
-
-            tuning = Tuning(task, base, contender, plan, where)
+    for contender in contenders:
+        tuning = Tuning(task, base, contender, plan, where)
+        with _progress(console, contender.label, plan.trials, task.metric) as report:
             tuning.go(report)
-            trials.append(tuning.tried())
+        trials.append(tuning.tried())
     return trials
+
+
+@contextmanager
+def _progress(console: Console, label: str, total: int, metric: Metric) -> Iterator[Report]:
+    columns = (TextColumn("{task.fields[state]}"), TimeElapsedColumn(table_column=Column(no_wrap=True)))
+    with labelled_bar(console, label, *columns) as bar:
+        line = bar.add_task("", total=total, state="")
+
+        def report(done: float, over: Sequence[Tried]) -> None:
+            state = f"{len(over)} of {total} trials"
+            if (leader := best(over, metric)) is not None:
+                state += f", best {metric.name} {leader.value:.4g} {metric.unit}".rstrip()
+            bar.update(line, completed=done, state=state)
+
+        yield report
 
 
 def table(contenders: Sequence[Contender], trials: Sequence[Sequence[Tried]], metric: Metric) -> Table:

@@ -92,6 +92,28 @@ def test_drift_refreshes_early(capturable: bool) -> None:
     assert early.tolist() == pytest.approx([-1.0] * 38 + [-100.0] * 2 + [-100 / math.sqrt(sigma)] * 19)
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_brake_holds_until_the_next_refresh(capturable: bool) -> None:
+    # Refreshes at 1, 2, 4 and 8; without averages every refresh foresees (g v)^2 = 1, and after step 4 v stays 1.
+    grads = torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0, 2.0, 2.0]).view(-1, 1)
+    settings: dict[str, Any] = {"betas": (0.0, 0.0), "beta3": 0.0, "guard": Guard(clip=math.inf), "eps": 0.0}
+    p = Parameter(torch.zeros(1))
+    path = stepped(AnonVariant([p], 1.0, brake=True, capturable=capturable, **settings), p, grads)
+    # Step 5 is three times too large; that stays so until step 8 knows better.
+    steps = [1, 1, 1, 1, 3 / 3, 1 / 3, 2 / 3, 1, 1]
+    assert path.flatten().tolist() == pytest.approx([-sum(steps[: n + 1]) for n in range(9)])
+
+
+def test_brake_of_rows_is_that_of_tensors_of_their_own() -> None:
+    grads = sparse_gradients(40, 3, 4)
+    whole, single = Parameter(torch.ones(3, 4)), [Parameter(torch.ones(4)) for _ in range(3)]
+    settings: dict[str, Any] = {"lr": 0.01, "gamma": 1.2, "brake": True}
+    found = stepped(AnonVariant([whole], rows=True, **settings), whole, grads)
+    for row, p in enumerate(single):
+        expected = stepped(AnonVariant([p], **settings), p, grads[:, row])
+        torch.testing.assert_close(found[:, row], expected, rtol=1e-6, atol=1e-7)
+
+
 def test_meeting_is_a_refresh_time_among_the_others() -> None:
     assert refresh_times(300, Meeting(2.0, 75)) == [1, 2, 4, 8, 16, 32, 64, 75, 150, 300]
     assert refresh_times(40, Meeting(2.0, 16)) == [1, 2, 4, 8, 16, 32]

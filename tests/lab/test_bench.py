@@ -1,6 +1,7 @@
 """`anon bench` at a size of seconds: the figures are there, consistent, and written whole."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +39,23 @@ def test_bad_input_is_one_sentence(arguments, capsys):
         bench.main([*arguments, "--device", "cpu"])
     assert exit_.value.code == 2
     assert "error:" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        bench.main(["--device", "cuda"])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("--device is cuda, but torch finds no CUDA device")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_unwritable_folder_is_refused_before_any_work(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        bench.main(["--device", "cpu", "--out", "/proc/x"])
+    assert exit_.value.code == 2
+    sentence = "--out must be a folder that can be written to, but /proc cannot"
+    assert capsys.readouterr().err.splitlines()[-1].endswith(sentence)
 
 
 def test_shares_of_a_run_are_those_of_the_schedule():

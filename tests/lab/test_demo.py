@@ -43,7 +43,7 @@ def outcome(name: str, gamma: float | None, test: list[float], validation: float
 
 
 def results(*outcomes: demo.Outcome) -> demo.Results:
-    return demo.Results(replace(demo.QUICK, rates=(0.1, 1.0)), list(outcomes), 1.0)
+    return demo.Results(replace(demo.FULL, rates=(0.1, 1.0), seeds=3), list(outcomes), 1.0)
 
 
 def test_writes_three_files_and_prints_the_page_last(quick: tuple[Result, Path]) -> None:
@@ -84,6 +84,11 @@ def test_headline_is_the_one_of_the_numbers(quick: tuple[Result, Path], numbers:
     heading = re.search("<h1>(.*)</h1>", (quick[1] / "demo.html").read_text(encoding="utf-8"))
     assert heading
     assert heading[1].replace("\N{NO-BREAK SPACE}", " ") == numbers["finding"]
+
+
+def test_quick_headline_says_that_it_is_too_short(numbers: dict, quick: tuple[Result, Path]) -> None:
+    assert numbers["finding"].endswith("; 3 epochs are too few to judge by")
+    assert "3 epochs are too few to judge by" in " ".join(quick[0].stdout.split())
 
 
 def test_page_needs_no_network(quick: tuple[Result, Path]) -> None:

@@ -21,8 +21,7 @@ from anon_lab.optimizers import Entry, Range
 NAMES = optimizers.names()
 LISTED = (
     "SGD, SGDM, RMSProp, Adam, AdamW, AMSGrad, AMSGradW, Padam, Yogi, AdaBound, RAdam, SWA, Lookahead, AdaBelief, "
-    "Adai, Lookaround, Sophia-G, Sophia-H, AGD, HVAdam, MSVAG, MADA, Lion, Muon, AdaHessian, Anon, "
-    "Anon (printed), Anon (variant)"
+    "Adai, Lookaround, Sophia-G, Sophia-H, AGD, HVAdam, MSVAG, MADA, Lion, Muon, AdaHessian, Anon, Anon (printed)"
 )
 
 

@@ -42,7 +42,7 @@ def nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def record(job: Job, number: float | None, seconds: float = 6.0) -> dict[str, Any]:
     """A line as training would leave it, with the number in the metric's place."""
-    final = None if number is None else {job.ground.metric.name: number, "loss": 1.0}
+    final = None if number is None else {"loss": 1.0, job.ground.metric.name: number}
     return {
         "stage": "made by hand",
         "ground": job.ground.name,
@@ -107,7 +107,7 @@ def shrink(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is repeated many times, a few times."""
     if name == "guards":
         monkeypatch.setattr(guards, "CANDIDATES", _candidates.CANDIDATES[:4])
-        monkeypatch.setattr(guards, "SURVIVORS", 1)
+        monkeypatch.setattr(guards, "FINALISTS", 1)
         cheap, final = _grounds.settled(True)
         monkeypatch.setattr(guards, "settled", lambda tiny: (cheap[1:2], final))
         monkeypatch.setattr(guards, "confirmed", lambda tiny: _grounds.confirmed(tiny)[2:3])
@@ -183,6 +183,8 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         (["nonsense"], "there is no study 'nonsense'; there are guards, gpt2, cifar10, diffusion"),
         (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
         (["diffusion", "--tiny"], "FID needs the weights"),
+        (["gpt2", "--tiny", "--only", "zzz"], "--only must be part of a stage's or run's name, but is 'zzz'"),
+        (["gpt2", "--tiny", "--list", "--only", "zzz"], "--only must be part of a stage's or run's name, but is"),
     ):
         result = CliRunner().invoke(app, ["study", *arguments])
         assert result.exit_code == 2
@@ -247,6 +249,34 @@ def test_candidates_are_compared_at_their_best_and_at_the_highest_lr(tmp_path: P
     assert order is not None
     assert [name for name, _ in order] == [three[2].name, three[0].name, three[1].name]
     assert cell.words(three[1], results) == "95 / diverged"
+
+
+def test_whoever_ties_on_the_small_tasks_meets_on_the_language_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("default", "as printed", "clip 0.5", "clip 3", "floor 0")
+    chosen = tuple(each for each in _candidates.CANDIDATES if each.name in names)
+    monkeypatch.setattr(guards, "CANDIDATES", chosen)
+    monkeypatch.setattr(guards, "FINALISTS", 1)
+    cheap, final = _grounds.settled(True)
+    screening = guards.Screening(cheap[2:], final)
+    results = Results(tmp_path / "runs.jsonl")
+    # Losses; a margin is 0.01, so that all but "as printed" and "clip 3" tie at first.
+    small = {"default": 3.0, "as printed": 9.0, "clip 0.5": 3.001, "clip 3": 3.5, "floor 0": 3.002}
+    large = {"default": 4.1, "as printed": 5.0, "clip 0.5": 4.0, "floor 0": 4.2}
+    took_part = {}
+    for stage in [*guards._baseline_searches(cheap[2:]), *screening.stages()]:
+        jobs = _training.missing(stage, results)
+        took_part[stage.name] = {job.label.partition(", ")[2] for job in jobs}
+        for job in jobs:
+            numbers = small if job.ground == cheap[2].ground else large
+            results.add(record(job, numbers.get(job.label.partition(", ")[2], 4.0)))
+    assert took_part["screen ngram at γ 1"] == took_part["screen ngram at γ 1.1"] == set(names)
+    assert took_part["screen gpt 20m, tied at γ 1"] == {"default", "as printed", "clip 0.5", "floor 0"}
+    assert took_part["screen gpt 20m, tied at γ 1.1"] == {"default", "as printed", "clip 0.5"}
+    winner = screening.winner(results)
+    assert winner is not None
+    assert winner.name == "clip 0.5"
 
 
 def test_where_all_diverged_none_is_behind(tmp_path: Path) -> None:
@@ -384,6 +414,25 @@ def test_only_what_matches_is_trained(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()]
     assert [each["label"] for each in records] == ["Lion"] * 3
     assert {each["split"] for each in records} == {"validation"}
+
+
+def test_a_pattern_of_finished_or_later_runs_is_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        anon_study("gpt2", tmp_path, "--only", "round 1 | * | Lion")
+    for later in ("round 2 | * | AdamW", "report"):
+        assert "Left to train" in anon_study("gpt2", tmp_path, "--only", later)
+    lines = (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()
+    assert len(lines) == 3
+
+
+def test_list_is_short_where_nothing_is_known_yet(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["study", "gpt2", "--tiny", "--list", "--out", str(tmp_path)]).output
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if line[:1] == "│"]
+    study = studies.load("gpt2", tiny=True)
+    assert [row[0] for row in rows] == [stage.name for stage in study.stages]  # a line for each: nothing wraps
+    assert rows[0][1:3] == ["0", "18"]
+    assert rows[-1][1:] == ["0", "?", "?"]
+    assert shown.splitlines()[-1].strip() == "? depends on what the stages before it find"
 
 
 def test_a_killed_process_loses_the_running_job_alone(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_another_sweep_in_the_storage_is_not_joined(tmp_path):
     storage = f"sqlite:///{tmp_path / 'both.db'}"
     tuning(tmp_path / "a", storage=storage)
     other = replace(BASE, recipe=replace(BASE.recipe, batch_size=50))
-    with pytest.raises(ValueError, match="another sweep called 'sweep', in which batch_size is 50, but was 40"):
+    with pytest.raises(ValueError, match="another sweep called 'sweep', in which batch_size is 40, not 50"):
         tuning(tmp_path / "b", base=other, storage=storage)
     tuning(tmp_path / "b", base=other, storage=storage, name="larger")
 
@@ -370,10 +370,12 @@ class TestCommands:
         first = self.invoke(*self.SWEEP, "--optimizer", "adamw", "--trials", "2", *out)
         assert first.exit_code == 0, first.output
         assert f"next: anon compare {tmp_path}" in first.output
+        assert "…" not in first.output
         # A contender more and trials more: all get as many.
         arguments = ("--optimizer", "Anon:gamma=1.1,betas=(0.8,0.99)", "--trials", "3", "--together", "2", *out)
         second = self.invoke(*self.SWEEP, *arguments)
         assert second.exit_code == 0, second.output
+        assert "…" not in second.output
         assert self.invoke(*self.SWEEP, *arguments).exit_code == 0
         done = self.invoke("compare", str(tmp_path), "--seeds", "3")
         assert done.exit_code == 0, done.output
@@ -390,9 +392,9 @@ class TestCommands:
         fewer = self.invoke(*self.SWEEP, "--optimizer", "AdamW", "--trials", "2", *out)
         assert "--trials must be at least the 3 of before, but is 2" in fewer.output
         other = self.invoke(*self.SWEEP, "--batch-size", "50", "--optimizer", "AdamW", "--trials", "3", *out)
-        assert "holds another sweep, in which batch_size is 50, but was 100: choose another --out" in other.output
+        assert "holds another sweep, in which batch_size is 100, not 50: choose another --out" in other.output
         ranges = self.invoke(*self.SWEEP, "--optimizer", "AdamW", "--range", "lr=1e-3..1", "--trials", "3", *out)
-        assert "holds another sweep, in which low is 0.001, but was 1e-05" in ranges.output
+        assert "holds another sweep, in which low is 1e-05, not 0.001" in ranges.output
 
     def test_report_waits_for_equal_trials(self, tmp_path):
         out = ("--out", str(tmp_path))
@@ -418,6 +420,10 @@ class TestCommands:
             (["--optimizer", "AdamW:gamma=1"], "AdamW has no setting 'gamma'"),
             (["--optimizer", "AdamW:lr"], "--optimizer must be name=value, but is 'lr'"),
             (["--optimizer", "AdamW:lr=-1"], "Invalid lr: -1"),
+            (["--optimizer", "AdamW:lr=x"], "lr of AdamW must be a number, but is 'x'"),
+            (["--optimizer", "Anon:gamma=x"], "gamma of Anon must be a number, but is 'x'"),
+            (["--optimizer", "Anon", "--range", "gamma=0|x"], "gamma of Anon must be a number, but is 'x'"),
+            (["--optimizer", "AdamW", "--data", "."], "data must not be given for digits"),
             (["--optimizer", "AdamW", "--optimizer", "adamw"], "names AdamW 2 times"),
             (["--optimizer", "AdamW", "--range", "lr=1"], "--range must be [NAME:]setting=low..high"),
             (["--optimizer", "AdamW", "--range", "lr=1..0.1"], "--range must be [NAME:]setting=low..high"),
@@ -436,6 +442,16 @@ class TestCommands:
         result = self.invoke("compare", str(tmp_path))
         assert result.exit_code == 2
         assert "holds no sweep: run `anon sweep` first" in result.output
+
+    def test_help_names_only_what_there_is(self):
+        assert "--out" in self.invoke("sweep", "--help").output
+        assert "--out" not in self.invoke("compare", "--help").output
+
+    def test_file_in_the_place_of_a_sweep(self, tmp_path):
+        (tmp_path / "sweep").write_text("mine")
+        result = self.invoke("compare", str(tmp_path / "sweep"))
+        assert result.exit_code == 2
+        assert result.stderr == f"anon: sweep must be a folder, but {tmp_path / 'sweep'} is a file\n"
 
     def test_torchrun_is_not_needed(self, tmp_path, monkeypatch):
         monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")

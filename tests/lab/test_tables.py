@@ -232,7 +232,7 @@ def test_from_end_to_end(name: str, data: dict[str, Path | None], tmp_path: Path
     runs = sum(len(row.lrs) for row in rows) * int(seeds[1])
     assert f"{runs} of {runs} runs are left to train" in first
 
-    record = json.loads((out / f"{name}.json").read_text())
+    record = json.loads((out / f"{name}-tiny.json").read_text())
     assert (record["table"], record["size"]) == (name, "tiny")
     assert [row["name"] for row in record["rows"]] == [row.name for row in rows]
     for row, wanted in zip(record["rows"], rows, strict=True):
@@ -242,12 +242,13 @@ def test_from_end_to_end(name: str, data: dict[str, Path | None], tmp_path: Path
     for remark in record["remarks"]:
         assert " ".join(remark.split()) in " ".join(first.split())
 
-    page = (out / f"{name}.html").read_text()
+    page = (out / f"{name}-tiny.html").read_text()
     assert all(row.name in page for row in rows if name != "ablation")
     assert page.count('class="plot"') == len(table.heats(outcome_of(record)) if name != "similarity" else range(3))
-    assert (out / f"{name}.png").exists() == ('class="plot"' in page)
-    if (out / f"{name}.png").exists():
-        with Image.open(out / f"{name}.png") as picture:
+    assert ("standard deviation" in page) == (seeds[1] == "2")
+    assert (out / f"{name}-tiny.png").exists() == ('class="plot"' in page)
+    if (out / f"{name}-tiny.png").exists():
+        with Image.open(out / f"{name}-tiny.png") as picture:
             assert min(picture.size) > 300
 
     results = sorted((out / "runs").rglob("result.json"))
@@ -256,8 +257,13 @@ def test_from_end_to_end(name: str, data: dict[str, Path | None], tmp_path: Path
     again = anon_table(name, out, data[name], *seeds)
     assert f"0 of {runs} runs are left to train" in again
     assert [path.stat().st_mtime_ns for path in results] == before
-    same = json.loads((out / f"{name}.json").read_text())
+    same = json.loads((out / f"{name}-tiny.json").read_text())
     assert (same["rows"], same["more"], same["remarks"]) == (record["rows"], record["more"], record["remarks"])
+
+
+def test_every_size_has_files_of_its_own() -> None:
+    """Those in results/tables, NAME.json, are of size small."""
+    assert [tables.stem("gpt2", size) for size in ("tiny", "small", "full")] == ["gpt2-tiny", "gpt2", "gpt2-full"]
 
 
 def outcome_of(record: dict) -> Outcome:
@@ -321,7 +327,7 @@ def test_another_number_of_seeds_adds_runs_and_other_settings_are_refused(tmp_pa
     assert "15 of 30 runs are left" in anon_table("ablation", out, None, "--seeds", "2", "--together", "15")
     result = CliRunner().invoke(app, ["table", "ablation", "--size", "tiny", "--out", str(out), "--bf16"])
     assert result.exit_code == 2
-    assert "holds another run, in which precision is bf16, but was fp32" in result.output
+    assert "holds another run, in which precision is fp32, not bf16" in result.output
 
 
 # What is said of results.
@@ -389,6 +395,7 @@ def test_headline_and_lines() -> None:
     assert lines["torn"] == ["1", "80.00 ± 0.0", "89.5 / 91", "better"]
     assert lines["printed only"] == ["", "–", "95", ""]
     assert lines["lost"] == ["1", "diverged", "80", ""]
+    assert _words.over_seeds("accuracy", outcome()) == "accuracy, mean ± standard deviation of 3 seeds"
     (sheet,) = _words.by_lr("", outcome())
     assert sheet.lines == [["", "lr 2", "lr 1"], ["ours", "90.10 ± 0.10", "10.10 ± 0.10"]]
 

@@ -1,5 +1,6 @@
 """The loop: schedules, folders, resuming to the bit after any crash, several processes, several runs at once."""
 
+import io
 import json
 import math
 import os
@@ -8,10 +9,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -21,7 +24,8 @@ from anon_lab.run import Run
 from anon_lab.run_folder import RunFolder
 from anon_lab.schedule import lr_share
 from anon_lab.settings import Settings
-from anon_lab.tasks import Recipe
+from anon_lab.tasks import Metric, Recipe
+from anon_lab.tasks._images import ACCURACY
 from anon_lab.train import Every, drive
 
 CPU = torch.device("cpu")
@@ -364,9 +368,9 @@ class TestCommand:
         assert "already holds a run: go on with --resume" in again.output
         other = self.invoke("--out", str(tmp_path), "--resume", "--lr", "0.5")
         assert other.exit_code == 2
-        assert "lr is 0.5, but was" in other.output
+        assert "seed-0 holds another run, in which lr is 0.001, not 0.5\n" in other.output
         longer = self.invoke("--out", str(tmp_path), "--resume", "--batch-size", "50")
-        assert "batch_size is 50, but was 100" in longer.output
+        assert "batch_size is 100, not 50" in longer.output
         assert self.invoke("--out", str(tmp_path), "--resume").exit_code == 0
 
     @pytest.mark.parametrize(
@@ -385,6 +389,8 @@ class TestCommand:
             (["--optimizer", "Adam", "--set", "betas=0.9"], "float"),
             (["--set", "guard={'clips': 1}"], "clips"),
             (["--lr", "-1"], "-1"),
+            (["--optimizer", "AdamW", "--set", "eps=x"], "eps of AdamW must be a number, but is 'x'"),
+            (["--data", "nowhere"], "data must not be given for digits, which has its own, but is nowhere"),
         ],
     )
     def test_mistakes_are_one_sentence(self, arguments, sentence, tmp_path):
@@ -396,3 +402,37 @@ class TestCommand:
     def test_corrected_mistake_does_not_block_its_folder(self, tmp_path):
         assert self.invoke("--lr", "-1", "--out", str(tmp_path)).exit_code == 2
         assert self.invoke("--lr", "0.01", "--out", str(tmp_path)).exit_code == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "title"),
+        [
+            (["--optimizer", "SGDM", "--lr", "0.1"], "digits, SGDM at lr 0.1"),
+            (["--gamma", "-0.5"], "digits, Anon γ −0.5 at lr 0.001"),
+            ([], "digits, Anon γ 1 at lr 0.001"),
+        ],
+    )
+    def test_title_says_what_was_trained(self, arguments, title, tmp_path):
+        assert title in [line.strip() for line in self.invoke(*arguments, "--out", str(tmp_path)).output.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("unit", "metric"),
+    [("images", ACCURACY), ("tokens", Metric("loss", "nats per token", higher_is_better=False))],
+)
+def test_progress_fits_80_columns(unit, metric):
+    """However long the run's name: at its end and in the midst of it, with numbers as long as they come."""
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    label = "out-of-the-way/a-setting-with-many-words-lr-0.003-seed-11 and 14 more (12 of 30)"
+    run = SimpleNamespace(task=SimpleNamespace(metric=metric))
+    with launch._progress(console, label, 500_000, unit) as watch:
+        for step in (200_000, 500_000):
+            record = {"step": step, "loss": 10.98765, "lr": 1.234e-4, f"{unit}_a_second": 1_234_567.0}
+            watch(run, {**record, "evaluation": {metric.name: 98.7654}})  # pyright: ignore[reportArgumentType]
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    lines = Text.from_ansi(shown.replace("\r", "\n")).plain.strip().splitlines()
+    assert f"{label}: 500,000 steps" in "".join(lines[:2])
+    assert "…" not in shown
+    last = lines[-1]
+    for part in ("100%", "loss 10.98", "lr 1.2e-04", f"1,234,567 {unit}/s", f"{metric.name} 98.77", "0:00:00"):
+        assert part in last
+    assert len(last) <= 80

@@ -265,5 +265,6 @@ ENTRIES = (
         space=_ANON_SPACE,
         description="Anon with guards that were tried beside its own, for the study of its defaults.",
         citation="Zhang et al., Anon: Extrapolating Adaptivity Beyond SGD and Adam",
+        listed=False,
     ),
 )

@@ -63,6 +63,8 @@ class Entry:
     """Arguments of the class that make it this optimizer and cannot be set."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Settings whose usual value is another than the class's."""
+    listed: bool = True
+    """Whether it is one of those that are compared; what a study tries out can be made by its name alone."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """The class's own names for settings that are called alike throughout the registry."""
 
@@ -72,23 +74,37 @@ class Entry:
         return self.path.partition(":")[0].partition(".")[0]
 
     @property
-    def settings(self) -> tuple[str, ...]:
-        """What `make` takes besides lr. Where `betas` is among them, so are `beta1` and `beta2`, to set one alone."""
+    def usual(self) -> dict[str, Any]:
+        """What `make` takes besides lr, each with the value that it has unless given."""
         parameters = inspect.signature(_resolve(self.path)).parameters
         theirs = {their: ours for ours, their in self.renamed.items()}
-        names = [
-            theirs.get(name, name)
+        values = {
+            theirs.get(name, name): parameter.default
             for name, parameter in parameters.items()
             if name not in ("params", "lr", *self.fixed) and parameter.kind is not parameter.VAR_KEYWORD
-        ]
-        return (*names, "beta1", "beta2") if "betas" in names else tuple(names)
+        }
+        return {**values, **self.defaults}
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What `make` takes besides lr. Where `betas` is among them, so are `beta1` and `beta2`, to set one alone."""
+        names = tuple(self.usual)
+        return (*names, "beta1", "beta2") if "betas" in names else names
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a setting that there is not, and a word where a number belongs."""
+        usual = self.usual
+        for name, value in settings.items():
+            if name not in ("lr", *self.settings):
+                raise ValueError(f"{self.name} has no setting {name!r}, only lr, {', '.join(self.settings)}")
+            is_number = name in ("lr", "beta1", "beta2") or type(usual[name]) in (int, float)
+            if is_number and isinstance(value, str):
+                raise ValueError(f"{name} of {self.name} must be a number, but is {value!r}")
 
     def make(self, params: ParamsT, lr: float | None = None, **settings: Any) -> Optimizer:
         """The optimizer for these parameters; settings that are not given are those of its authors."""
+        self.check(settings)
         taken = self.settings
-        for name in settings:
-            if name not in taken:
-                raise ValueError(f"{self.name} has no setting {name!r}, only lr, {', '.join(taken)}")
         lr = self.lr if lr is None else lr
         if not lr >= 0:
             raise ValueError(f"Invalid lr: {lr}, expected a number of at least 0")

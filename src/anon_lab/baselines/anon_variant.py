@@ -34,6 +34,8 @@ class AnonVariant(Anon):
     - `clips`: "sticky" lowers v until the next refresh, "plain" clamps the step and leaves v as it is.
     - `radius`: what r is made of: "mean" or "max" of sigma, or as "gamma" has it, which is Anon's way.
     - `rows`: whether floor and r belong to each row of a matrix instead of the whole of it.
+    - `brake`: divide the step of a tensor (or row) by sqrt(R), where R >= 1 is how many times larger the mean of
+      g^2 / psi2 has been since the last refresh than the refresh foresaw: what a stale psi lets through.
     - `drift`: refresh early once mean(s / w) is this many times above or below the mean of the last refresh.
     """
 
@@ -54,6 +56,7 @@ class AnonVariant(Anon):
         clips: str = "sticky",
         radius: str = "gamma",
         rows: bool = False,
+        brake: bool = False,
         drift: float | None = None,
     ) -> None:
         if clips not in CLIPS:
@@ -79,7 +82,7 @@ class AnonVariant(Anon):
             fused=False,
             capturable=capturable,
         )
-        self.clips, self.radius, self.rows, self.drift = clips, radius, rows, drift
+        self.clips, self.radius, self.rows, self.brake, self.drift = clips, radius, rows, brake, drift
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         is_new = p not in self.state
@@ -88,6 +91,10 @@ class AnonVariant(Anon):
             if self._has_rows(p):
                 shape = (len(p), *(1,) * (p.dim() - 1))
                 state["scale"], state["peak"] = (state[key].expand(shape).clone() for key in ("scale", "peak"))
+            if self.brake:
+                state["foreseen"], state["power"], state["excess"] = (
+                    torch.zeros_like(state["scale"]) for _ in range(3)
+                )
             if self.drift is not None:
                 state["level"] = p.detach().new_zeros(())
         return state
@@ -127,6 +134,8 @@ class AnonVariant(Anon):
             clock = clock._replace(due=self._due(clock, s, w, state["level"], o))
         v, scale, peak = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
         update, v = self._clipped(v, m, scale, peak, clock, o.rule)
+        if self.brake:
+            update = update / self._excess(raw_grad, v, clock, state, o.beta1).sqrt()
 
         if o.decouples_decay:
             p.mul_(1 - o.lr * o.weight_decay)
@@ -159,6 +168,24 @@ class AnonVariant(Anon):
         if rule.touch and clock.due is not True and rule.gamma != 0:
             v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, rule.eps, gamma))
         return v, scale, peak
+
+    def _excess(self, grad: Tensor, v: Tensor, clock: Clock, state: dict[str, Tensor], beta1: float) -> Tensor:
+        """R: the largest average of (g v)^2 since the last refresh over the one that its sigma foresees, at least 1."""
+        size = state["scale"].shape
+        axes = tuple(range(1, v.dim())) if size else tuple(range(v.dim()))
+
+        def mean(x: Tensor) -> Tensor:
+            return x.mean(axes).view(size)
+
+        foreseen = mean(state["exp_avg_sq"] / state["weight"] * v * v)
+        foreseen = _idu.pick(clock.due, foreseen, state["foreseen"])
+        power = torch.lerp(_idu.pick(clock.due, foreseen, state["power"]), mean((grad * v).square()), 1 - beta1)
+        one = torch.ones_like(power)
+        excess = torch.maximum(
+            _idu.pick(clock.due, one, state["excess"]), torch.where(foreseen > 0, power / foreseen, one)
+        )
+        write_((state["foreseen"], state["power"], state["excess"]), (foreseen, power, excess))
+        return excess
 
     def _clipped(
         self, v: Tensor, m: Tensor, scale: Tensor, peak: Tensor, clock: Clock, rule: Rule

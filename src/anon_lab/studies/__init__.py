@@ -16,7 +16,7 @@ from anon_lab.launch import Place
 from anon_lab.studies import _report
 from anon_lab.studies._results import Results
 from anon_lab.studies._spec import Study
-from anon_lab.studies._training import Order, missing, seconds_a_step, train
+from anon_lab.studies._training import Order, matches, missing, run_name, seconds_a_step, train
 
 __all__ = ["NAMES", "Order", "folder", "load", "plan", "report", "run"]
 
@@ -46,6 +46,7 @@ def run(name: str, order: Order, where: Place, console: Console, tiny: bool = Fa
     """Train what is missing, say what is left, and write the report."""
     study = load(name, tiny)
     results = Results(folder(name, order.out, tiny) / "runs.jsonl")
+    _check_only(order.only, study, results)
     study.check()
     train(study, results, order, where, console)
     console.print(_report.left_in_words(study, results), markup=False, highlight=False)
@@ -63,13 +64,24 @@ def report(name: str, out: Path, console: Console, tiny: bool = False) -> list[P
 def plan(name: str, out: Path, tiny: bool = False, only: str | None = None) -> Table:
     """Every stage with what is done and left, as far as it is known before the stages before it are done."""
     study, results = load(name, tiny), Results(folder(name, out, tiny) / "runs.jsonl")
-    shown = Table(title=f"study {name}: {study.asks}")
-    for column in ("stage", "done", "left", "minutes left on an H200, about"):
+    _check_only(only, study, results)
+    shown = Table(title=f"study {name}: {study.asks}", caption="? depends on what the stages before it find")
+    for column in ("stage", "done", "left", "H200 minutes, about"):
         shown.add_column(column, justify="left" if column == "stage" else "right", overflow="fold")
     for stage in study.stages:
         left = missing(stage, results, only)
         known = {job.key() for job in stage.jobs(results)}
         seconds = sum(job.steps * seconds_a_step(job, results, "NVIDIA H200", job.ground.seconds) for job in left)
-        unknown = "follows from the stages before" if not known else f"{seconds / 60:.1f}"
-        shown.add_row(stage.name, str(len(known) - len(missing(stage, results))), str(len(left)), unknown)
+        ahead = (str(len(left)), f"{seconds / 60:.1f}") if known else ("?", "?")
+        shown.add_row(stage.name, str(len(known) - len(missing(stage, results))), *ahead)
     return shown
+
+
+def _check_only(only: str | None, study: Study, results: Results) -> None:
+    """Refuse a pattern that no run has in it, done or not, nor any stage, whose runs may follow later."""
+    if only is None:
+        return
+    of_a_run = (matches(only, run_name(stage, job)) for stage in study.stages for job in stage.jobs(results))
+    of_a_stage = (matches(only.partition(" | ")[0], stage.name) for stage in study.stages)
+    if not any(of_a_run) and not any(of_a_stage):
+        raise ValueError(f"--only must be part of a stage's or run's name, but is {only!r}; --list shows the stages")

@@ -58,6 +58,7 @@ CANDIDATES = (
     _variant("plain clip", clips="plain"),
     _variant("r from max", radius="max"),
     _variant("rows", rows=True),
+    _variant("brake", brake=True),
     _variant("drift 2", drift=2.0),
     _variant("drift 4", drift=4.0),
     # ... and together, where slower growth makes room for a wider clip, a longer memory for fresher samples, or fewer
@@ -73,6 +74,9 @@ CANDIDATES = (
     _made("growth 1.1, beta2 0.99, beta3 0.8", growth=1.1, beta2=0.99, beta3=0.8),
     _variant("plain clip, growth 1.25", clips="plain", growth=1.25),
     _variant("rows, growth 1.25", rows=True, growth=1.25),
+    _variant("brake, growth 1.25", brake=True, growth=1.25),
+    _variant("brake, clip 3", brake=True, clip=3.0),
+    _variant("brake, clip 3, growth 1.25", brake=True, clip=3.0, growth=1.25),
 )
 
 

@@ -63,10 +63,15 @@ def train(study: Study, results: Results, order: Order, where: Place, console: C
 def missing(stage: Stage, results: Results, only: str | None = None) -> list[Job]:
     """The stage's jobs that have no result, each once; those of which is not yet known what they are, not at all."""
     jobs = {job.key(): job for job in stage.jobs(results) if results.of(job) is None}
-    return [job for job in jobs.values() if only is None or fnmatch(name(stage, job), f"*{only}*")]
+    return [job for job in jobs.values() if only is None or matches(only, run_name(stage, job))]
 
 
-def name(stage: Stage, job: Job) -> str:
+def matches(only: str, name: str) -> bool:
+    """Whether the pattern is in the name."""
+    return fnmatch(name, f"*{only}*")
+
+
+def run_name(stage: Stage, job: Job) -> str:
     return f"{stage.name} | {job.ground.name} | {job.label}"
 
 

@@ -14,11 +14,13 @@ from anon_lab.tables._spec import Heat
 GAMMAS = (1.0, 1.1)
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 """Of the tuned AdamW's lr, at which candidates are screened."""
-GPT_MULTIPLES = {1.0: (0.5, 1.0, 2.0), 1.1: (0.25, 0.5, 1.0)}
+GPT_MULTIPLES = {1.0: (1.0, 2.0), 1.1: (0.5, 1.0)}
 """Fewer there, as runs are longer; at gamma 1.1 the best lr is about half."""
-SURVIVORS = 6
+FINALISTS = 6
 ALWAYS = ("default", "as printed")
-"""Candidates that survive in any case: what there was before."""
+"""Candidates that come along in any case: what there was before."""
+TIE = 1.0
+"""Margins within which two lags are the same."""
 
 
 def baselines(rates: Rates) -> list[Contender]:
@@ -66,58 +68,56 @@ def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[C
 
 
 class Screening:
-    """From all candidates to one, by the mean lag over the cells of the grounds that have a say."""
+    """From all candidates to one, by the mean lag over the cells of the grounds that have a say, in three rounds: all
+    on the cheap grounds, whoever ties for the best on the last one, and a few finalists there at the other gamma."""
 
     def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
         self.cheap, self.final = cheap, final
+        self.rounds = [
+            [(each, gamma) for gamma in GAMMAS for each in cheap],
+            *([(final, gamma)] for gamma in GAMMAS),
+        ]
 
-    def first(self, results: Results) -> list[Cell] | None:
-        found = [cells(each, results, GAMMAS) for each in self.cheap]
+    def cells(self, rounds: int, results: Results) -> list[Cell] | None:
+        """Of the first rounds; None before they are known."""
+        found = [cells(grounds, results, (gamma,)) for each in self.rounds[:rounds] for grounds, gamma in each]
         return None if None in found else [cell for each in found if each for cell in each]
 
-    def second(self, results: Results) -> list[Cell] | None:
-        return cells(self.final, results, GAMMAS)
+    def order(self, rounds: int, results: Results) -> list[tuple[str, float]] | None:
+        """Who took part in all of the first rounds, the best first; None before these are over."""
+        where, alive = self.cells(rounds, results), self.alive(rounds - 1, results)
+        return ordered(alive, where, results) if where and alive else None
 
-    def survivors(self, results: Results) -> list[Candidate]:
-        """The best, and those that come along in any case."""
-        return results.known("survivors", lambda: self._survivors(results))
+    def alive(self, rounds: int, results: Results) -> list[Candidate]:
+        """Who goes on after so many rounds; nobody before they are over."""
+        return results.known(f"alive after {rounds}", lambda: self._alive(rounds, results))
 
-    def _survivors(self, results: Results) -> list[Candidate]:
-        first = self.first(results)
-        order = ordered(CANDIDATES, first, results) if first else None
+    def _alive(self, rounds: int, results: Results) -> list[Candidate]:
+        if rounds == 0:
+            return list(CANDIDATES)
+        order = self.order(rounds, results)
         if order is None:
             return []
-        names = [name for name, _ in order[:SURVIVORS]] + list(ALWAYS)
+        if rounds == len(self.rounds):
+            names = [order[0][0]]
+        else:
+            best = [name for name, _ in (order[: _ties(order)] if rounds == 1 else order[:FINALISTS])]
+            names = [*best, *ALWAYS]
         return [each for each in CANDIDATES if each.name in names]
 
     def winner(self, results: Results) -> Candidate | None:
-        """The survivor with the smallest lag over all cells."""
-        return results.known("winner", lambda: self._winner(results))
-
-    def _winner(self, results: Results) -> Candidate | None:
-        first, second = self.first(results), self.second(results)
-        alive = self.survivors(results)
-        if not first or not second or not alive:
-            return None
-        order = ordered(alive, [*first, *second], results)
-        return next((each for each in alive if order and each.name == order[0][0]), None)
+        """Who is left after the last round."""
+        return next(iter(self.alive(len(self.rounds), results)), None)
 
     def stages(self) -> list[Stage]:
-        def cheap_jobs(grounds: Grounds, gamma: float, results: Results) -> list[Job]:
-            return screened(CANDIDATES, cells(grounds, results, (gamma,)) or [])
+        def stage(number: int, grounds: Grounds, gamma: float) -> Stage:
+            def jobs(results: Results) -> list[Job]:
+                return screened(self.alive(number, results), cells(grounds, results, (gamma,)) or [])
 
-        def final_jobs(gamma: float, results: Results) -> list[Job]:
-            return screened(self.survivors(results), cells(self.final, results, (gamma,)) or [])
+            return Stage(f"screen {grounds.ground.name} at γ {gamma:g}", jobs)
 
-        return [
-            *(
-                Stage(f"screen {each.ground.name} at γ {gamma:g}", partial(cheap_jobs, each, gamma))
-                for gamma in GAMMAS
-                for each in self.cheap
-            ),
-            *_baseline_searches([self.final]),
-            *(Stage(f"screen {self.final.ground.name} at γ {gamma:g}", partial(final_jobs, gamma)) for gamma in GAMMAS),
-        ]
+        small, *later = [[stage(number, *each) for each in rounds] for number, rounds in enumerate(self.rounds)]
+        return [*small, *_baseline_searches([self.final]), *(each for stages in later for each in stages)]
 
     def field(self, grounds: Grounds, results: Results) -> list[Contender]:
         """Baselines, and the winner at the gammas that belong to the ground."""
@@ -163,17 +163,13 @@ def _missing_from(before: Sequence[Stage], stages: Sequence[Stage]) -> list[Stag
 
 
 def _sections(screening: Screening, results: Results) -> list[Section]:
-    """The screening: all candidates the best first, and the choice."""
+    """The screening, round by round, the best candidates first, and the choice."""
     sections = []
-    first, second = screening.first(results), screening.second(results)
-    alive = screening.survivors(results)
-    for title, candidates, where in (
-        ("Screening on the small tasks", CANDIDATES, first),
-        ("Survivors", alive, [*(first or ()), *(second or ())] if second else None),
-    ):
-        order = ordered(candidates, where, results) if where and candidates else None
-        if not where or order is None:
+    for rounds, title in enumerate(("Screening on the small tasks", "On the language model", "Finalists"), 1):
+        where, order = screening.cells(rounds, results), screening.order(rounds, results)
+        if where is None or order is None:
             continue
+        candidates = screening.alive(rounds - 1, results)
         named = {each.name: each for each in candidates}
         head = ["", "lag", *(cell.name for cell in where), "settings"]
         body = [
@@ -184,7 +180,7 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
             "Validation: the value at the best lr / at the highest. The lag is how far a candidate is behind the best "
             "one, the mean over the columns and over both numbers, in units of what equal ones may differ by "
             f"({'; '.join(dict.fromkeys(f'{cell.ground.name} {cell.margin:g}' for cell in where))}); one number counts "
-            f"{WORST:g} at the most, as does one that diverged. Less than 1 apart is a tie."
+            f"{WORST:g} at the most, as does one that diverged. Less than {TIE:g} apart is a tie."
         )
         sections.append(Section(title, [head, *body], text))
     winner = screening.winner(results)
@@ -195,9 +191,8 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
 
 def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
     """Lags on the small tasks."""
-    where = screening.first(results)
-    order = ordered(CANDIDATES, where, results) if where else None
-    if not where or order is None:
+    where, order = screening.cells(1, results), screening.order(1, results)
+    if where is None or order is None:
         return {}
     named = {each.name: each for each in CANDIDATES}
     lags = [dict(cell.lags(CANDIDATES, results) or ()) for cell in where]
@@ -218,4 +213,4 @@ def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
 
 def _ties(order: Sequence[tuple[str, float]]) -> int:
     """Candidates that are within a margin of the first one, and it."""
-    return sum(lag < order[0][1] + 1 for _, lag in order)
+    return sum(lag < order[0][1] + TIE for _, lag in order)

@@ -24,7 +24,7 @@ from anon_lab.tables import _pictures, _words
 from anon_lab.tables._spec import Heat, Outcome, Sheet, Table
 from anon_lab.tables._training import Order, train
 
-__all__ = ["NAMES", "Order", "load", "run"]
+__all__ = ["NAMES", "Order", "load", "run", "stem"]
 
 NAMES: Mapping[str, str] = {
     "ablation": "IDU's beta3 and refresh times, ResNet-20 on CIFAR-10",
@@ -45,8 +45,13 @@ def load(name: str) -> Table:
     return importlib.import_module(f"{__name__}.{name}").TABLE
 
 
+def stem(name: str, size: str) -> str:
+    """What the table's files are called: each size has its own."""
+    return name if size == "small" else f"{name}-{size}"
+
+
 def run(name: str, order: Order, where: launch.Place, console: Console) -> list[Path]:
-    """Train what is missing; print the table and what holds of the paper's claims; write NAME.json, .html and .png."""
+    """Train what is missing; print the table and what holds of the paper's claims; write its .json, .html and .png."""
     table = load(name)
     start = time.perf_counter()
     table.check()
@@ -70,14 +75,15 @@ def run(name: str, order: Order, where: launch.Place, console: Console) -> list[
         console.print(f"• {remark}", markup=False, highlight=False)
     seconds = round(time.perf_counter() - start, 1)
     extra = {"headline": headline, "remarks": remarks, "wall_s": seconds, **provenance(where.device)}
+    file = stem(name, order.size)
     paths = [
-        write_json(order.out / f"{name}.json", {**_record(name, outcome), **extra}),
-        write_text(order.out / f"{name}.html", _html(table, headline, remarks, sheets, heats)),
+        write_json(order.out / f"{file}.json", {**_record(name, outcome), **extra}),
+        write_text(order.out / f"{file}.html", _html(table, headline, remarks, sheets, heats)),
     ]
     if heats:
         picture = io.BytesIO()
         _pictures.draw(heats, headline).savefig(picture, format="png", dpi=150)
-        paths.append(write_bytes(order.out / f"{name}.png", picture.getvalue()))
+        paths.append(write_bytes(order.out / f"{file}.png", picture.getvalue()))
     return paths
 
 

@@ -17,6 +17,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{middle} ± {stdev(values):#.2g}".rstrip(".") if len(values) > 1 else middle
 
 
+def over_seeds(what: str, outcome: Outcome) -> str:
+    """A sheet's title: what its numbers are, and of how many seeds."""
+    seeds = max((len(trial.results) for trial in outcome.trials), default=0)
+    return f"{what}, mean ± standard deviation of {seeds} seeds" if seeds > 1 else f"{what}, one seed"
+
+
 def measured(trial: Trial | None) -> str:
     """What a trial gave, and how many of its seeds diverged."""
     if trial is None or not trial.results:

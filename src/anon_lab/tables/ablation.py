@@ -5,7 +5,7 @@ from statistics import mean
 
 from anon_lab.significance import verdict
 from anon_lab.tables._spec import Heat, Outcome, Row, Sheet, Size, Table
-from anon_lab.tables._words import judged, measured, printed
+from anon_lab.tables._words import judged, measured, over_seeds, printed
 
 BETA3 = (0.1, 0.3, 0.5, 0.7, 0.9)
 PRINTED = {
@@ -69,7 +69,7 @@ def sheets(outcome: Outcome) -> list[Sheet]:
         names = [_name(growth, beta3) for beta3 in BETA3]
         lines.append([f"{growth}^(n-1)", *(measured(outcome.best(name)) for name in names)])
         lines.append(["  paper", *(printed(by_name[name]) for name in names)])
-    return [Sheet("accuracy in %, mean ± standard deviation", lines)]
+    return [Sheet(over_seeds("accuracy in %", outcome), lines)]
 
 
 def heats(outcome: Outcome) -> list[Heat]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from anon_lab.tables import _words
 from anon_lab.tables._spec import Outcome, Row, Sheet, Size, Table
-from anon_lab.tables._words import NONE, as_list, by_lr, judged
+from anon_lab.tables._words import NONE, as_list, by_lr, judged, over_seeds
 
 SIZES = {
     "full": Size(
@@ -123,7 +123,7 @@ def _hours(row: Row) -> str:
 
 def sheets(outcome: Outcome) -> list[Sheet]:
     more = {"a step, / AdamW's": lambda row: _time(outcome, row), "paper's time, / AdamW's": _hours}
-    title = "validation loss in nats per token, mean ± standard deviation"
+    title = over_seeds("validation loss in nats per token", outcome)
     parts = [as_list(f"{title} ({name})", _part(outcome, medium), more) for name, medium in _networks(outcome)]
     return [*parts, *by_lr("every learning rate", outcome)]
 

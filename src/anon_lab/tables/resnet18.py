@@ -1,7 +1,7 @@
 """ResNet-18 on ImageNet: top-1 accuracy of Anon at four gammas, SGDM, AMSGradW and AdaBelief."""
 
 from anon_lab.tables._spec import Outcome, Row, Sheet, Size, Table
-from anon_lab.tables._words import as_list, by_lr, judged
+from anon_lab.tables._words import as_list, by_lr, judged, over_seeds
 
 ANON = "Anon γ −0.1"
 SIZES = {
@@ -61,8 +61,7 @@ def rows(size: str) -> list[Row]:
 
 
 def sheets(outcome: Outcome) -> list[Sheet]:
-    title = "top-1 accuracy, mean ± standard deviation"
-    return [as_list(title, outcome), *by_lr("every learning rate", outcome)]
+    return [as_list(over_seeds("top-1 accuracy", outcome), outcome), *by_lr("every learning rate", outcome)]
 
 
 def remarks(outcome: Outcome) -> list[str]:

@@ -5,7 +5,7 @@ from statistics import mean
 
 from anon_lab.tables import ablation
 from anon_lab.tables._spec import Heat, Outcome, Row, Sheet, Size, Table
-from anon_lab.tables._words import measured
+from anon_lab.tables._words import measured, over_seeds
 
 GAMMAS = (-0.3, -0.1, 0.0, 0.1, 0.3)
 LRS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -44,7 +44,7 @@ def rows(size: str) -> list[Row]:
 def sheets(outcome: Outcome) -> list[Sheet]:
     lines = [["", *(f"lr {lr:g}" for lr in LRS)]]
     lines += [[row.name, *(measured(trial) for trial in outcome.of(row.name))] for row in outcome.rows]
-    return [Sheet("accuracy in %, mean ± standard deviation", lines)]
+    return [Sheet(over_seeds("accuracy in %", outcome), lines)]
 
 
 def heats(outcome: Outcome) -> list[Heat]:

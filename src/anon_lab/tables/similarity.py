@@ -20,7 +20,7 @@ from anon_lab.significance import verdict
 from anon_lab.tables import _printed_similarity, gpt2
 from anon_lab.tables._spec import Heat, Outcome, Row, Sheet, Size, Table
 from anon_lab.tables._training import kept, network
-from anon_lab.tables._words import NONE, as_list, spread
+from anon_lab.tables._words import NONE, as_list, over_seeds, spread
 from anon_lab.tasks import Metric, Task
 from anon_lab.tasks._images import Classification, evaluating
 from anon_lab.tasks.gpt import POSITIONS, Gpt, Reader
@@ -172,7 +172,7 @@ def sheets(outcome: Outcome) -> list[Sheet]:
     better = "higher" if metric.higher_is_better else "lower"
     ensembles = f"{metric.name} {metric.unit} of two networks' averaged outputs, same seed ({better} is better)"
     return [
-        as_list("each optimizer, mean ± standard deviation", outcome),
+        as_list(over_seeds("each optimizer", outcome), outcome),
         _minima(outcome),
         _pairs("cosine of all parameters, same seed", outcome, "cosine_all", _printed_similarity.ALL),
         _pairs("cosine of the weights only, same seed", outcome, "cosine_weights", _printed_similarity.WEIGHTS),
@@ -191,7 +191,7 @@ def _minima(outcome: Outcome) -> Sheet:
     lines = [["", *shown]]
     for row in outcome.rows:
         lines.append([row.name, *(spread(outcome.more[key].get(row.name, ())) for key in shown.values())])
-    return Sheet("where each optimizer ends, mean ± standard deviation", lines)
+    return Sheet(over_seeds("where each optimizer ends", outcome), lines)
 
 
 def _pairs(title: str, outcome: Outcome, key: str, paper: _printed_similarity.Matrix | None = None) -> Sheet:

@@ -24,6 +24,9 @@ NAMES: Mapping[str, str] = {
     "diffusion": "CIFAR-10 as an unconditional diffusion model; FID",
 }
 
+WITHOUT_FILES = ("digits", "zipf")
+"""Those that have their data in themselves."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -138,6 +141,8 @@ def load(name: str, data: Path | None = None, hold_out: bool = False, **options:
     """
     if name not in NAMES:
         raise ValueError(f"task must be one of {', '.join(NAMES)}, but is {name!r}")
+    if data is not None and name in WITHOUT_FILES:
+        raise ValueError(f"data must not be given for {name}, which has its own, but is {data}")
     return importlib.import_module(f"anon_lab.tasks.{name}").load(data=data, hold_out=hold_out, **options)
 
 
