@@ -41,6 +41,7 @@ CANDIDATES = (
     _made("default"),
     Candidate("as printed", {**BASE, "guard": None}),
     # One setting at a time ...
+    _made("clip 0.25", clip=0.25),
     _made("clip 0.5", clip=0.5),
     _made("clip 3", clip=3.0),
     _made("floor 0", floor=0.0),
@@ -63,6 +64,9 @@ CANDIDATES = (
     _variant("drift 4", drift=4.0),
     # ... and together, where slower growth makes room for a wider clip, a longer memory for fresher samples, or fewer
     # samples for more refreshes at the same cost.
+    _made("clip 0.5, growth 1.25", clip=0.5, growth=1.25),
+    _made("clip 0.5, growth rising", clip=0.5, growth=RISING),
+    _made("clip 0.5, beta2 0.95", clip=0.5, beta2=0.95),
     _made("clip 3, growth 1.25", clip=3.0, growth=1.25),
     _made("clip 3, growth rising", clip=3.0, growth=RISING),
     _made("growth 1.25, floor 0.1", growth=1.25, floor=0.1),

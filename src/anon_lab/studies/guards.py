@@ -2,6 +2,7 @@
 confirmed on tasks that had no say."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from anon_lab.studies._candidates import CANDIDATES, WORST, Candidate, Cell, ordered, screened
@@ -14,9 +15,10 @@ from anon_lab.tables._spec import Heat
 GAMMAS = (1.0, 1.1)
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 """Of the tuned AdamW's lr, at which candidates are screened."""
-GPT_MULTIPLES = {1.0: (1.0, 2.0), 1.1: (0.5, 1.0)}
-"""Fewer there, as runs are longer; at gamma 1.1 the best lr is about half."""
-FINALISTS = 6
+LAST_ROUNDS = ((1.0, (2.0,)), (1.0, (1.0,)), (1.1, (0.5, 1.0)))
+"""Gammas and multiples on the language model, whose runs are long; at gamma 1.1 the best lr is about half."""
+KEPT = (10, 6, 1)
+"""Candidates that go on after each of these."""
 ALWAYS = ("default", "as printed")
 """Candidates that come along in any case: what there was before."""
 TIE = 1.0
@@ -54,34 +56,44 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
     return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, coupled)
 
 
-def cells(grounds: Grounds, results: Results, gammas: Sequence[float]) -> list[Cell] | None:
-    """Where candidates meet: a ground, a gamma and learning rates; None before AdamW is tuned there."""
-    best = tuned(baselines(grounds.rates)[0], grounds.ground, results)
-    if best is None:
-        return None
+@dataclass(frozen=True)
+class Meeting:
+    """Where candidates meet: a ground, a gamma, and multiples of the lr that AdamW is tuned to there."""
 
-    def lrs(gamma: float) -> tuple[float, ...]:
-        multiples = GPT_MULTIPLES[gamma] if grounds.ground.task == "gpt" else MULTIPLES
-        return tuple(best["lr"] * each for each in multiples)
+    grounds: Grounds
+    gamma: float
+    multiples: tuple[float, ...]
 
-    return [Cell(grounds.ground, gamma, lrs(gamma), grounds.margin, grounds.seeds) for gamma in gammas]
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.grounds.ground.name} at γ {self.gamma:g}, {', '.join(f'{each:g}' for each in self.multiples)} x lr"
+        )
+
+    def cell(self, results: Results) -> Cell | None:
+        """None before AdamW is tuned."""
+        best = tuned(baselines(self.grounds.rates)[0], self.grounds.ground, results)
+        if best is None:
+            return None
+        lrs = tuple(best["lr"] * each for each in self.multiples)
+        return Cell(self.grounds.ground, self.gamma, lrs, self.grounds.margin, self.grounds.seeds)
 
 
 class Screening:
-    """From all candidates to one, by the mean lag over the cells of the grounds that have a say, in three rounds: all
-    on the cheap grounds, whoever ties for the best on the last one, and a few finalists there at the other gamma."""
+    """From all candidates to one, by the mean lag over the cells of the grounds that have a say, in rounds: all on the
+    cheap grounds, whoever is not behind the default on the last one, and ever fewer there."""
 
     def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
-        self.cheap, self.final = cheap, final
+        self.final = final
         self.rounds = [
-            [(each, gamma) for gamma in GAMMAS for each in cheap],
-            *([(final, gamma)] for gamma in GAMMAS),
+            [Meeting(each, gamma, MULTIPLES) for gamma in GAMMAS for each in cheap],
+            *([Meeting(final, *each)] for each in LAST_ROUNDS),
         ]
 
     def cells(self, rounds: int, results: Results) -> list[Cell] | None:
         """Of the first rounds; None before they are known."""
-        found = [cells(grounds, results, (gamma,)) for each in self.rounds[:rounds] for grounds, gamma in each]
-        return None if None in found else [cell for each in found if each for cell in each]
+        found = [meeting.cell(results) for each in self.rounds[:rounds] for meeting in each]
+        return None if None in found else [cell for cell in found if cell]
 
     def order(self, rounds: int, results: Results) -> list[tuple[str, float]] | None:
         """Who took part in all of the first rounds, the best first; None before these are over."""
@@ -98,11 +110,12 @@ class Screening:
         order = self.order(rounds, results)
         if order is None:
             return []
-        if rounds == len(self.rounds):
-            names = [order[0][0]]
+        if rounds == 1:
+            names = [name for name, lag in order if lag < dict(order)[ALWAYS[0]] + TIE]
         else:
-            best = [name for name, _ in (order[: _ties(order)] if rounds == 1 else order[:FINALISTS])]
-            names = [*best, *ALWAYS]
+            names = [name for name, _ in order[: KEPT[rounds - 2]]]
+        if rounds < len(self.rounds):
+            names += ALWAYS
         return [each for each in CANDIDATES if each.name in names]
 
     def winner(self, results: Results) -> Candidate | None:
@@ -110,13 +123,14 @@ class Screening:
         return next(iter(self.alive(len(self.rounds), results)), None)
 
     def stages(self) -> list[Stage]:
-        def stage(number: int, grounds: Grounds, gamma: float) -> Stage:
+        def stage(number: int, meeting: Meeting) -> Stage:
             def jobs(results: Results) -> list[Job]:
-                return screened(self.alive(number, results), cells(grounds, results, (gamma,)) or [])
+                cell = meeting.cell(results)
+                return screened(self.alive(number, results), [cell]) if cell else []
 
-            return Stage(f"screen {grounds.ground.name} at γ {gamma:g}", jobs)
+            return Stage(f"screen {meeting.name}", jobs)
 
-        small, *later = [[stage(number, *each) for each in rounds] for number, rounds in enumerate(self.rounds)]
+        small, *later = [[stage(number, each) for each in meetings] for number, meetings in enumerate(self.rounds)]
         return [*small, *_baseline_searches([self.final]), *(each for stages in later for each in stages)]
 
     def field(self, grounds: Grounds, results: Results) -> list[Contender]:
@@ -165,7 +179,8 @@ def _missing_from(before: Sequence[Stage], stages: Sequence[Stage]) -> list[Stag
 def _sections(screening: Screening, results: Results) -> list[Section]:
     """The screening, round by round, the best candidates first, and the choice."""
     sections = []
-    for rounds, title in enumerate(("Screening on the small tasks", "On the language model", "Finalists"), 1):
+    for rounds in range(1, len(screening.rounds) + 1):
+        title = f"Round {rounds}: {'the small tasks' if rounds == 1 else screening.rounds[rounds - 1][0].name}"
         where, order = screening.cells(rounds, results), screening.order(rounds, results)
         if where is None or order is None:
             continue
@@ -198,7 +213,7 @@ def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
     lags = [dict(cell.lags(CANDIDATES, results) or ()) for cell in where]
     return {
         "screening": Heat(
-            f"“{order[0][0]}” has the smallest lag on the small tasks; {_ties(order)} of {len(order)} tie",
+            f"“{order[0][0]}” has the smallest lag on the small tasks, {order[0][1]:.2f}",
             "candidate",
             "value at the best lr / at the highest",
             [name for name, _ in order],
@@ -209,8 +224,3 @@ def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
             higher_is_better=False,
         )
     }
-
-
-def _ties(order: Sequence[tuple[str, float]]) -> int:
-    """Candidates that are within a margin of the first one, and it."""
-    return sum(lag < order[0][1] + TIE for _, lag in order)
