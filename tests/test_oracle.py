@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from anon_optim import Anon, Guard, Storage
+from anon_optim._state import ENTRIES, fresh_state
 from oracle import Guarded, closed_form_psi, ema, printed
 
 GAMMAS = [-2.0, -1.0, -0.5, 0.0, 0.3, 0.5, 1.0, 1.1, 2.0]
@@ -698,6 +699,7 @@ def test_another_optimizers_state_is_refused_in_a_sentence():
     with pytest.raises(ValueError, match="it has the entries optimizer, expected state and param_groups"):
         opt.load_adamw_state({"optimizer": states["AdamW"]})
     assert not opt.state[p]
+    assert set(fresh_state(p, opt.param_groups[0])) == ENTRIES
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])

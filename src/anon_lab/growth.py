@@ -1,4 +1,4 @@
-"""Growths for Anon that depend on the step: refreshes that are closer at first, or that meet a given step."""
+"""Growths for Anon that depend on the step: refreshes that are closer at first, or that come to a given step."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Rising:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Through:
     """A constant growth, except that step `at` is a refresh time too, such as the end of a warm-up."""
 
     growth: float
@@ -35,6 +35,6 @@ class Meeting:
         return min(self.growth, (self.at - 0.5) / t) if t < self.at else self.growth
 
 
-def from_plain(**values: Any) -> Rising | Meeting:
+def from_plain(**values: Any) -> Rising | Through:
     """The growth that these plain values, of JSON or a command line, stand for."""
-    return Meeting(**values) if "at" in values else Rising(**values)
+    return Through(**values) if "at" in values else Rising(**values)

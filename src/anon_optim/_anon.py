@@ -23,7 +23,15 @@ from anon_optim._diagnostics import Diagnostics, diagnose
 from anon_optim._fused import Plan, step_batch, takes_found_inf, uses_fused
 from anon_optim._idu import Growth, Statistic
 from anon_optim._options import Guard, Storage, flatten
-from anon_optim._state import fresh_state, is_released, placed, real_view, released_moment, state_dtype
+from anon_optim._state import (
+    fresh_state,
+    is_released,
+    placed,
+    raise_if_foreign,
+    real_view,
+    released_moment,
+    state_dtype,
+)
 from anon_optim._step import (
     Projection,
     StepOptions,
@@ -44,8 +52,6 @@ from anon_optim._step import (
 
 FUNCTION = "<function>"
 """What a state dict holds in place of a function."""
-OWN_ENTRIES = {"step", "exp_avg", "exp_avg_sq", "weight", "preconditioner", "scale", "peak", "gamma"}
-"""Of a parameter's state."""
 
 
 class Anon(Optimizer):
@@ -467,7 +473,7 @@ class Anon(Optimizer):
         loaded: dict[str, Any] = {}
 
         def remember(_: Optimizer, final: dict[str, Any]) -> None:
-            _raise_if_foreign(final)
+            raise_if_foreign(final)
             loaded.update(final)
 
         def restore(_: Optimizer) -> None:
@@ -528,15 +534,6 @@ class Anon(Optimizer):
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
                 s.zero_()
-
-
-def _raise_if_foreign(state_dict: dict[str, Any]) -> None:
-    for state in state_dict["state"].values():
-        if state and (missing := OWN_ENTRIES - set(state)):
-            raise ValueError(
-                f"Invalid state_dict: its state lacks {', '.join(sorted(missing))}, so it is another optimizer's; "
-                "`load_adamw_state` takes that of torch's Adam and AdamW"
-            )
 
 
 def _raise_if_nonfinite(index: int, group: dict[str, Any]) -> None:

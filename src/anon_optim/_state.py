@@ -13,6 +13,10 @@ _WIDER = {
 }
 
 
+ENTRIES = {"step", "exp_avg", "exp_avg_sq", "weight", "preconditioner", "scale", "peak", "gamma"}
+"""What `fresh_state` makes."""
+
+
 def state_dtype(p: Tensor) -> torch.dtype:
     """The parameter's own dtype, or the 32-bit one above it: (1 - beta2) g^2 does not survive in less."""
     return _WIDER.get(p.dtype, p.dtype)
@@ -34,6 +38,16 @@ def fresh_state(p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         "peak": p.detach().new_zeros((), dtype=scalar),
         "gamma": torch.full((), group["gamma"], dtype=torch.float64, device=host),
     }
+
+
+def raise_if_foreign(state_dict: dict[str, Any]) -> None:
+    """Refuse what another optimizer remembers: it would fail later, in the midst of a step."""
+    for state in state_dict["state"].values():
+        if state and (missing := ENTRIES - set(state)):
+            raise ValueError(
+                f"Invalid state_dict: its state lacks {', '.join(sorted(missing))}, so it is another optimizer's; "
+                "`load_adamw_state` takes that of torch's Adam and AdamW"
+            )
 
 
 def placed(p: Tensor, group: dict[str, Any], key: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch.nn import Parameter
 
 from anon_lab.baselines.anon_variant import AnonVariant
-from anon_lab.growth import Meeting
+from anon_lab.growth import Through
 from anon_optim import Anon, Guard
 from anon_optim._idu import refresh_times
 
@@ -114,9 +114,9 @@ def test_brake_of_rows_is_that_of_tensors_of_their_own() -> None:
         torch.testing.assert_close(found[:, row], expected, rtol=1e-6, atol=1e-7)
 
 
-def test_meeting_is_a_refresh_time_among_the_others() -> None:
-    assert refresh_times(300, Meeting(2.0, 75)) == [1, 2, 4, 8, 16, 32, 64, 75, 150, 300]
-    assert refresh_times(40, Meeting(2.0, 16)) == [1, 2, 4, 8, 16, 32]
+def test_the_step_is_a_refresh_time_among_the_others() -> None:
+    assert refresh_times(300, Through(2.0, 75)) == [1, 2, 4, 8, 16, 32, 64, 75, 150, 300]
+    assert refresh_times(40, Through(2.0, 16)) == [1, 2, 4, 8, 16, 32]
 
 
 @pytest.mark.parametrize("wrong", [{"clips": "soft"}, {"radius": "median"}, {"drift": 1.0}])

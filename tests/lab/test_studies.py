@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from made_cifar import write_cifar
 from PIL import Image
 from rich.console import Console
 from torch import nn
@@ -26,7 +26,7 @@ from anon_lab.models import inception
 from anon_lab.studies import _candidates, _grounds, _report, _training, cifar10, diffusion, gpt2, guards
 from anon_lab.studies._results import Results, report, search, trials, tuned
 from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
-from anon_lab.tasks import Recipe, _cifar10, _images
+from anon_lab.tasks import Recipe, _images
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(batch_size=8, steps=2)
@@ -81,20 +81,6 @@ class Means(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images.float().mean((2, 3))
-
-
-def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sheets of noise, and the facts that CIFAR-10 is checked by, for them."""
-    rng = np.random.default_rng(0)
-    folder.mkdir(parents=True)
-    for split in ("train", "test"):
-        pixels = rng.integers(0, 256, (10, 10, 32, 32, 3), np.uint8)
-        np.save(folder / f"{split}_labels.npy", (np.arange(100) % 10).astype(np.uint8))
-        Image.fromarray(pixels.transpose(0, 2, 1, 3, 4).reshape(320, 320, 3)).save(folder / f"{split}_0.png")
-        if split == "train":
-            share = pixels.reshape(-1, 3) / 255
-            monkeypatch.setattr(_cifar10, "NORMAL", _images.Normal(tuple(share.mean(0)), tuple(share.std(0))))
-    monkeypatch.setattr(_cifar10, "PER_CLASS", {"train": 10, "test": 10})
 
 
 def anon_study(name: str, out: Path, *more: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_cifar import write_cifar
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
@@ -19,7 +20,7 @@ from anon_lab.cli import app
 from anon_lab.models import inception
 from anon_lab.tables import _printed_similarity, _training, _words, diffusion, gpt2, sensitivity, similarity
 from anon_lab.tables._spec import Outcome, Row, Trial
-from anon_lab.tasks import Metric, Recipe, _cifar10, _images
+from anon_lab.tasks import Metric, Recipe
 
 CPU = torch.device("cpu")
 ACCURACY = Metric("accuracy", "%", higher_is_better=True)
@@ -158,21 +159,6 @@ def test_every_row_can_be_trained(name: str, size: str) -> None:
 
 
 # Data in the formats of the tasks.
-
-
-def write_cifar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sheets of noise, and the facts that CIFAR-10 is checked by, for them."""
-    rng = np.random.default_rng(0)
-    folder.mkdir()
-    for split in ("train", "test"):
-        pixels = rng.integers(0, 256, (10, 10, 32, 32, 3), np.uint8)
-        np.save(folder / f"{split}_labels.npy", (np.arange(100) % 10).astype(np.uint8))
-        Image.fromarray(pixels.transpose(0, 2, 1, 3, 4).reshape(320, 320, 3)).save(folder / f"{split}_0.png")
-        if split == "train":
-            share = pixels.reshape(-1, 3) / 255
-            monkeypatch.setattr(_cifar10, "NORMAL", _images.Normal(tuple(share.mean(0)), tuple(share.std(0))))
-    monkeypatch.setattr(_cifar10, "PER_CLASS", {"train": 10, "test": 10})
-    return folder
 
 
 def write_folder(root: Path) -> Path:

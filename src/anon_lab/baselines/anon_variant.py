@@ -1,4 +1,4 @@
-"""Anon with guards that were tried beside its own, for the study that chose among them."""
+"""Anon with guards that were tried beside its own, for the study that chooses among them."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SETTLED = 10
 
 
 class AnonVariant(Anon):
-    r"""Anon, with other ways to bound a step. With the defaults below it is Anon, bit for bit.
+    """Anon, with other ways to bound a step. With the defaults below it is Anon, bit for bit.
 
     **Arguments:** (those of Anon, and)
     - `clips`: "sticky" lowers v until the next refresh, "plain" clamps the step and leaves v as it is.

@@ -7,9 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from anon_lab.files import write_bytes, write_json, write_text
 from anon_lab.significance import p_value, verdict
@@ -18,7 +16,7 @@ from anon_lab.studies._results import Record, Results, value
 from anon_lab.studies._spec import Ground, Job, Section, Study
 from anon_lab.studies._training import missing
 from anon_lab.tables import _pictures
-from anon_lab.tables._words import NONE, spread
+from anon_lab.tables._words import NONE, as_rich, spread
 
 CURVES = 9
 """The most that one picture can hold."""
@@ -176,7 +174,7 @@ def save(name: str, study: Study, results: Results, command: str, place: Path, c
     found = lines(study, results)
     sections = [*reported(study, found), *study.sections(results), *searched(study, results), costs(results)]
     for section in sections:
-        console.print(_rich(section))
+        console.print(as_rich(section))
     pictures: dict[str, bytes] = {}
     for ground, contenders in found.items():
         if len(contenders) <= CURVES:
@@ -260,17 +258,6 @@ def _json(
         "grounds": grounds,
         "sections": [vars(section) for section in sections],
     }
-
-
-def _rich(section: Section) -> Table:
-    head, *body = section.lines
-    shown = Table(title=section.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for number, column in enumerate(head):
-        # Folded, because a number that is cut off looks like another number.
-        shown.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=not number)
-    for line in body:
-        shown.add_row(*line)
-    return shown
 
 
 def _png(figure: _plots.Figure) -> bytes:

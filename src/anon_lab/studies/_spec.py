@@ -11,7 +11,7 @@ import torch
 
 from anon_lab import optimizers
 from anon_lab.settings import Settings
-from anon_lab.tables._spec import Heat
+from anon_lab.tables._spec import Heat, Sheet
 from anon_lab.tasks import Metric, Recipe
 from anon_optim import Anon, Guard
 
@@ -138,11 +138,9 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part of the report: a table, the first line its head, with what is to be said of it."""
+class Section(Sheet):
+    """A part of the report: a sheet with what is to be said of it."""
 
-    title: str
-    lines: Sequence[Sequence[str]]
     text: str = ""
 
 

@@ -137,17 +137,19 @@ class Screening:
         """Baselines, and the winner at the gammas that belong to the ground."""
         winner = self.winner(results)
         ours = [] if winner is None else [anon(winner, gamma, grounds.rates) for gamma in grounds.gammas]
-        theirs = [each for each in baselines(grounds.rates) if each.label in grounds.baselines]
-        return [*theirs, *ours]
+        return [*_theirs(grounds), *ours]
+
+
+def _theirs(grounds: Grounds) -> list[Contender]:
+    return [each for each in baselines(grounds.rates) if each.label in grounds.baselines]
 
 
 def _baseline_searches(all_grounds: Sequence[Grounds]) -> list[Stage]:
-    """SGDM first where it is cheap; on the language model it waits for its turn in the report."""
+    """Before any candidate's turn, which needs AdamW's lr."""
 
     def field(grounds: Grounds, results: Results) -> list[Contender]:
         del results
-        several = baselines(grounds.rates)
-        return several[:1] if grounds.ground.task == "gpt" else several
+        return _theirs(grounds)
 
     return [stage for each in all_grounds for stage in search(partial(field, each), each.ground)]
 

@@ -12,9 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from anon_lab import launch
 from anon_lab.files import write_bytes, write_json, write_text
@@ -69,7 +67,7 @@ def run(name: str, order: Order, where: launch.Place, console: Console) -> list[
     ]
     sheets, heats = table.sheets(outcome), table.heats(outcome)
     for sheet in sheets:
-        console.print(_rich(sheet))
+        console.print(_words.as_rich(sheet))
     console.print(headline, markup=False, highlight=False)
     for remark in remarks:
         console.print(f"• {remark}", markup=False, highlight=False)
@@ -85,17 +83,6 @@ def run(name: str, order: Order, where: launch.Place, console: Console) -> list[
         _pictures.draw(heats, headline).savefig(picture, format="png", dpi=150)
         paths.append(write_bytes(order.out / f"{file}.png", picture.getvalue()))
     return paths
-
-
-def _rich(sheet: Sheet) -> RichTable:
-    head, *body = sheet.lines
-    shown = RichTable(title=sheet.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for place, column in enumerate(head):
-        # Folded, because a number that is cut off looks like another number.
-        shown.add_column(column, justify="right" if place else "left", overflow="fold", no_wrap=not place)
-    for line in body:
-        shown.add_row(*line)
-    return shown
 
 
 def _record(name: str, outcome: Outcome) -> dict[str, Any]:

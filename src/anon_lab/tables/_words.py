@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
 from anon_lab.significance import verdict
 from anon_lab.tables._spec import Outcome, Row, Sheet, Trial
 
@@ -15,6 +18,18 @@ def spread(values: Sequence[float]) -> str:
         return NONE
     middle = f"{mean(values):#.4g}".rstrip(".")
     return f"{middle} ± {stdev(values):#.2g}".rstrip(".") if len(values) > 1 else middle
+
+
+def as_rich(sheet: Sheet) -> Table:
+    """A sheet for the terminal."""
+    head, *body = sheet.lines
+    shown = Table(title=sheet.title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for place, column in enumerate(head):
+        # Folded, because a number that is cut off looks like another number.
+        shown.add_column(column, justify="right" if place else "left", overflow="fold", no_wrap=not place)
+    for line in body:
+        shown.add_row(*line)
+    return shown
 
 
 def over_seeds(what: str, outcome: Outcome) -> str:

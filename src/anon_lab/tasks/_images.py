@@ -76,19 +76,24 @@ def hold_out(images: Images, count: int) -> tuple[Images, Images]:
     )
 
 
+def share_of(batch_size: int, rank: int, world: int) -> slice:
+    """The rank's part of a batch."""
+    if batch_size % world:
+        raise ValueError(f"batch_size must be a multiple of the {world} processes, but is {batch_size}")
+    return slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+
+
 def parts(examples: int, batch_size: int, start: int, rank: int, world: int) -> Iterator[tuple[int, slice]]:
     """For each step from `start` on, without end: its epoch, and the rank's part of its batch in that epoch's order."""
     if not 1 <= batch_size <= examples:
         raise ValueError(f"batch_size must lie between 1 and the {examples} training images, but is {batch_size}")
-    if batch_size % world:
-        raise ValueError(f"batch_size must be a multiple of the {world} processes, but is {batch_size}")
+    share = share_of(batch_size, rank, world)
 
     def generate() -> Iterator[tuple[int, slice]]:
-        step, share = start, batch_size // world
+        step = start
         while True:
             epoch, batch = divmod(step, examples // batch_size)
-            first = batch * batch_size + rank * share
-            yield epoch, slice(first, first + share)
+            yield epoch, slice(batch * batch_size + share.start, batch * batch_size + share.stop)
             step += 1
 
     return generate()

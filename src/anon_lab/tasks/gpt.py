@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from anon_lab import text
 from anon_lab.models.gpt import GPT, Shape
 from anon_lab.tasks import Batch, DataMissing, Metric, Recipe, Split
-from anon_lab.tasks._images import check_choice, evaluating, places, read_options
+from anon_lab.tasks._images import check_choice, evaluating, places, read_options, share_of
 
 # Tokens that fit on a device as a whole, in bytes; a larger corpus stays on the disk.
 RESIDENT = 1 << 30
@@ -94,10 +94,8 @@ class Gpt:
         self, batch_size: int, seed: int, start: int, device: torch.device, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
         """Blocks at random places, drawn anew each step; every `world` shares out the same ones."""
-        if batch_size % world:
-            raise ValueError(f"batch_size must be a multiple of the {world} processes, but is {batch_size}")
+        share = share_of(batch_size, rank, world)
         reader = Reader(self.train, self.shape.block, device, resident=True)
-        share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         end = len(self.train) - self.shape.block
         starts = (np.random.default_rng((seed, step)).integers(0, end, batch_size) for step in count(start))
         return (reader.batch(each[share]) for each in starts)

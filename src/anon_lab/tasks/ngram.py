@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anon_lab.tasks import Batch, Metric, Recipe, Split, gpt
-from anon_lab.tasks._images import evaluating, read_options
+from anon_lab.tasks._images import evaluating, read_options, share_of
 
 CONTEXT = 3
 WORDS, CHAINS, LENGTH, CLASSES, EXPONENT = 3000, 2048, 400, 16, 1.4
@@ -81,9 +81,7 @@ class Ngram:
         self, batch_size: int, seed: int, start: int, device: torch.device, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
         """4-grams at random places, drawn anew each step."""
-        if batch_size % world:
-            raise ValueError(f"batch_size must be a multiple of the {world} processes, but is {batch_size}")
-        share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        share = share_of(batch_size, rank, world)
         first, skipped = divmod(start, AHEAD)
         for chunk in count(first):
             rows = np.random.default_rng((seed, chunk)).integers(0, len(self._train), (AHEAD, batch_size))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anon_lab.tasks import Batch, Recipe, Split
-from anon_lab.tasks._images import IDENTITY, Classification, read_options
+from anon_lab.tasks._images import IDENTITY, Classification, read_options, share_of
 
 WORDS, CLASSES, LENGTH, WIDTH = 1000, 4, 5, 16
 EVALUATED = 4000
@@ -51,9 +51,7 @@ class Zipf(Classification):
     def stream(
         self, batch_size: int, seed: int, start: int, device: torch.device, rank: int = 0, world: int = 1
     ) -> Iterator[Batch]:
-        if batch_size % world:
-            raise ValueError(f"batch_size must be a multiple of the {world} processes, but is {batch_size}")
-        share = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        share = share_of(batch_size, rank, world)
         first, skipped = divmod(start, AHEAD)
         for chunk in count(first):
             words, labels = (part.to(device) for part in self.bags(batch_size * AHEAD, "train", seed, chunk))
