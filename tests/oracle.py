@@ -107,7 +107,8 @@ class Guarded:
     """One tensor under the guards. Every attribute may be changed between steps, as a param group's entries may.
 
     State: m, s, its weight w, v = psi2^-1/2 (0 marks a coordinate that no gradient has reached), the gamma in use, and
-    the scalars scale and peak (0 while unset): the updates of coordinates of mean and of largest second moment.
+    the scalars scale and peak (0 while unset): the updates of coordinates of mean and of largest second moment. For the
+    brake: the power, mean of g^2 / psi2, that the last refresh foresaw, its average since, and the largest ratio.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Guarded:
         clip: float = 1.0,
         floor: float = 0.01,
         touch: bool = True,
+        brake: bool = True,
         lr_scale: str | None = None,
         statistic: str | Callable[[Array, Array], Array] = "gradient",
         project: Callable[[Array, Array], Array] | None = None,
@@ -136,6 +138,7 @@ class Guarded:
         self.theta = np.array(theta, dtype=np.float64)
         self.lr, self.gamma, self.betas, self.eps, self.weight_decay = lr, gamma, betas, eps, weight_decay
         self.beta3, self.growth, self.clip, self.floor, self.touch = beta3, growth, clip, floor, touch
+        self.brake = brake
         self.total_steps, self.window_tol = total_steps, window_tol
         self.lr_scale, self.statistic, self.project = lr_scale, statistic, project
         self.bias_correction, self.maximize = bias_correction, maximize
@@ -143,6 +146,8 @@ class Guarded:
         self.t = 0
         self.m, self.s, self.v = (np.zeros_like(self.theta) for _ in range(3))
         self.w = self.scale = self.peak = 0.0
+        self.foreseen = self.average = 0.0
+        self.excess = 1.0
         self.gamma_in_use = gamma
 
     def step(self, gradient: Array) -> None:
@@ -162,7 +167,9 @@ class Guarded:
         if self._counts():
             self.s = beta2 * self.s + (1 - beta2) * stat
             self.w = beta2 * self.w + (1 - beta2)
-        if self.t in refresh_set(self.growth, self.t):
+        is_due = self.t in refresh_set(self.growth, self.t)
+        known = self.s / self.w if is_due and self.w else stat
+        if is_due:
             self.refresh()
         elif self.touch and self.gamma_in_use != 0:
             touched = (self.v == 0) & (raw != 0)
@@ -174,6 +181,7 @@ class Guarded:
             limit = self.clip * (r or 1.0)
             self.v = np.where(self.v * abs(m_hat) > limit, limit / np.where(m_hat == 0, 1, abs(m_hat)), self.v)
         self._move(m_hat)
+        self._follow(known * self.v**2, is_due)
         if not self._is_read_at_or_after(self.t + 1):
             self.s = np.zeros_like(self.s)
             self.w = 0.0
@@ -205,8 +213,24 @@ class Guarded:
             self.v = np.where(taught, psi2**-0.5, self.v)
         else:
             self.v = psi2**-0.5
+        self.excess = 1.0
+        self._follow(self.s / self.w * self.v**2, True)
         self.s = np.zeros_like(self.s)
         self.w = 0.0
+
+    def _follow(self, powers: Array, is_due: bool) -> None:
+        """What this step's gradient means for the steps after it."""
+        if not self.brake or self.gamma_in_use <= 0 or self.theta.size < 64:
+            return
+        if is_due:
+            power = float(np.mean(powers))
+            self.foreseen = self.average = max(power, self.scale**2) if 0 < power < math.inf else 0.0
+        else:
+            # Of a heavy tail only so much is believed.
+            power = float(np.mean(np.fmin(powers, 16 * self.foreseen)))
+            self.average += (1 - self.betas[0]) * (power - self.average)
+            if self.foreseen:
+                self.excess = max(self.excess, self.average / self.foreseen)
 
     def _counts(self) -> bool:
         """Whether this step's gradient reaches a refresh: one of this run, with more than window_tol of its weight."""
@@ -241,6 +265,8 @@ class Guarded:
         if self.decoupled_weight_decay:
             decayed = self.theta * (1 - self.lr * self.weight_decay)
         update = self.lr * self.v * m_hat
+        if self.brake and self.gamma_in_use > 0:
+            update = update / self.excess ** (self.gamma_in_use / 2)
         if self.lr_scale == "tensor":
             update = update / (self.scale or 1.0)
         self.theta = decayed - update

@@ -21,7 +21,7 @@ OPTIONS = [
 
 def model_of():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Tanh(), torch.nn.Linear(10, 3)).double()
+    return torch.nn.Sequential(torch.nn.Linear(6, 14), torch.nn.Tanh(), torch.nn.Linear(14, 3)).double()
 
 
 def train(model, optimizer, steps):

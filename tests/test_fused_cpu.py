@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not any(_fused_cpu._compilers()), reason="needs 
 U = 2.0**-24
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 GAMMAS = [-1.0, 0.0, 0.5, 1.0, 1.1, 2.0]
-UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False}
+UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False, "brake": False}
 SHAPES = [(6, 4), (), (1,), (127,), (128,), (2049,), (5, 3, 4, 2), (4300,)]
 
 
@@ -142,6 +142,9 @@ def assert_state_is_the_oracles(state, oracle, gamma):
     np.testing.assert_allclose(state["preconditioner"].float().numpy(), oracle.v, rtol=max(v_error, clipped_v_error))
     assert state["scale"].item() == pytest.approx(oracle.scale, rel=(64 * abs(1 - gamma) + 8) * U)
     assert state["peak"].item() == pytest.approx(oracle.peak, rel=(64 * abs(1 - gamma) + 8) * U)
+    if oracle.foreseen:
+        brake = [oracle.foreseen, oracle.average, oracle.excess]
+        assert state["brake"].tolist() == pytest.approx(brake, rel=2 * max(v_error, clipped_v_error) + 128 * U)
     assert state["weight"].item() == pytest.approx(oracle.w, rel=128 * U)
     assert state["gamma"].item() == oracle.gamma_in_use
     assert state["step"].item() == oracle.t
@@ -160,10 +163,11 @@ def test_follows_the_oracle_in_every_dtype(dtype, gamma, guard):
 
 
 OPTIONS = {
-    "touch alone": {"clip": math.inf, "floor": 0.0},
-    "clip alone": {"touch": False, "floor": 0.0},
+    "touch alone": {**UNGUARDED, "touch": True},
+    "clip alone": {**UNGUARDED, "clip": 1.0},
     "a tight clip": {"clip": 0.1},
-    "floor alone": {"touch": False, "clip": math.inf},
+    "floor alone": {**UNGUARDED, "floor": 0.01},
+    "brake alone": {**UNGUARDED, "brake": True},
     "a high floor": {"floor": 0.5},
     "lr_scale": {"lr_scale": "tensor"},
     "lr_scale, unguarded": {"lr_scale": "tensor", **UNGUARDED},
@@ -189,7 +193,7 @@ OPTIONS = {
 
 def anon_options(options):
     """The oracle's flat options as Anon takes them."""
-    groups = {"guard": (Guard, ("clip", "floor", "touch")), "storage": (Storage, ("window_tol",))}
+    groups = {"guard": (Guard, ("clip", "floor", "touch", "brake")), "storage": (Storage, ("window_tol",))}
     flat = dict(options)
     for name, (kind, fields) in groups.items():
         flat[name] = kind(**{field: flat.pop(field) for field in fields if field in flat})

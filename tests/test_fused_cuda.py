@@ -1,7 +1,11 @@
 """The Triton kernels against the oracle and the readable path: on a GPU, or else in Triton's interpreter."""
 
 import math
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +24,15 @@ def _triton_everywhere(monkeypatch):
     from anon_optim._fused_cuda import launch
 
     monkeypatch.setattr(_fused, "backend", lambda device_type: launch)
+
+
+def test_kernels_compile_for_a_gpu():
+    """The interpreter computes what a kernel says, but accepts much that the compiler does not."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_kernels.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "of _brake_kernel, _moments_kernel, _plain_kernel, _refresh_kernel, _scales_kernel" in done.stdout
 
 
 def gradients(steps, seed=0, shapes=SHAPES):
@@ -76,6 +89,7 @@ OPTIONS = {
     "tight clip": {"guard": Guard(clip=0.1)},
     "no floor": {"guard": Guard(floor=0.0)},
     "no touch": {"guard": Guard(touch=False)},
+    "no brake": {"guard": Guard(brake=False)},
     "decoupled decay": {"weight_decay": 0.1},
     "coupled decay": {"weight_decay": 0.1, "decoupled_weight_decay": False},
     "maximize": {"maximize": True},

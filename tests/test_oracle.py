@@ -16,9 +16,9 @@ GAMMAS = [-2.0, -1.0, -0.5, 0.0, 0.3, 0.5, 1.0, 1.1, 2.0]
 BETA3S = [0.0, 0.1, 0.5, 0.9]
 GROWTHS = [2.0, 1.1, 1.5, 3.0, math.inf, lambda t: 1.2 if t < 20 else 2.5]
 GROWTH_IDS = ["2", "1.1", "1.5", "3", "inf", "callable"]
-SHAPE = (6, 4)
+SHAPE = (6, 12)
 STEPS = 72
-UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False}
+UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False, "brake": False}
 
 
 def heterogeneous_gradients(steps=STEPS, seed=0, dense=False):
@@ -91,7 +91,7 @@ def guarded_history(gradients, theta, changes=None, **options):
 def as_guard(options):
     """The oracle's flat options as Anon takes them."""
     options = dict(options)
-    names = [name for name in ("clip", "floor", "touch") if name in options]
+    names = [name for name in ("clip", "floor", "touch", "brake") if name in options]
     guard = {name: options.pop(name) for name in names}
     return {**options, "guard": Guard(**guard)}
 
@@ -171,6 +171,8 @@ def assert_state_matches(state, oracle):
     np.testing.assert_allclose(state["exp_avg"].numpy(), oracle.m, rtol=1e-10, atol=1e-14)
     assert state["scale"].item() == pytest.approx(oracle.scale, rel=1e-12)
     assert state["peak"].item() == pytest.approx(oracle.peak, rel=1e-12)
+    if oracle.foreseen:
+        assert state["brake"].tolist() == pytest.approx([oracle.foreseen, oracle.average, oracle.excess], rel=1e-12)
     assert state["weight"].item() == pytest.approx(oracle.w, rel=1e-12)
     assert state["gamma"].item() == oracle.gamma_in_use
 
@@ -180,13 +182,14 @@ def geometric_mean(g, m):
 
 
 VARIANTS = {
-    "touch alone": {"clip": math.inf, "floor": 0.0},
-    "clip alone": {"touch": False, "floor": 0.0},
-    "a tight clip": {"touch": False, "floor": 0.0, "clip": 0.1},
-    "floor alone": {"touch": False, "clip": math.inf},
+    "touch alone": {**UNGUARDED, "touch": True},
+    "clip alone": {**UNGUARDED, "clip": 1.0},
+    "a tight clip": {**UNGUARDED, "clip": 0.1},
+    "floor alone": {**UNGUARDED, "floor": 0.01},
+    "brake alone": {**UNGUARDED, "brake": True},
     "a high floor": {"floor": 0.5},
-    "touch and clip": {"floor": 0.0},
-    "touch and floor": {"clip": math.inf},
+    "no brake": {"brake": False},
+    "brake and touch": {"clip": math.inf, "floor": 0.0},
     "lr_scale": {"lr_scale": "tensor"},
     "lr_scale, unguarded": {"lr_scale": "tensor", **UNGUARDED},
     "belief": {"statistic": "belief"},
@@ -692,7 +695,7 @@ def test_another_optimizers_state_is_refused_in_a_sentence():
         theirs.step()
         states[type(theirs).__name__] = theirs.state_dict()
     opt = single([p])
-    with pytest.raises(ValueError, match="lacks gamma, peak, preconditioner, scale, weight, so it is another"):
+    with pytest.raises(ValueError, match="lacks brake, gamma, peak, preconditioner, scale, weight, so it is another"):
         opt.load_state_dict(states["AdamW"])
     with pytest.raises(ValueError, match="its state has the entries momentum_buffer, expected step, exp_avg"):
         opt.load_adamw_state(states["SGD"])

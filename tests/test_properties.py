@@ -1,6 +1,7 @@
 """What must hold for every gamma, gradient and schedule: finite parameters, adaptivity gamma, unbiased rounding."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -61,6 +62,66 @@ def test_finite_gradients_give_finite_parameters(path, dtype, gamma, growth, bet
                 assert torch.isfinite(state[key]).all(), key
             seen = state["preconditioner"][state["preconditioner"] != 0]
             assert (seen >= torch.finfo(torch.float32).tiny).all()
+
+
+BRAKED = {**PATHS, "fused": {"fused": True}}
+
+
+def moves(gradients, gamma=1.0, guard=None, size=64, **options):
+    """How far coordinates with equal gradients move on each step, with lr = 1 and no averages."""
+    p = torch.nn.Parameter(torch.zeros(size))
+    guard = guard or Guard(clip=math.inf, floor=0.0)
+    opt = Anon([p], lr=1.0, gamma=gamma, betas=(0.0, 0.0), beta3=0.0, eps=0.0, guard=guard, **options)
+    path = [0.0]
+    for g in gradients:
+        p.grad = torch.full_like(p, g)
+        opt.step()
+        path.append(p[0].item())
+    return [before - after for before, after in pairwise(path)]
+
+
+@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5])
+def test_the_brake_holds_until_the_next_refresh(gamma, path):
+    # Refreshes at 1, 2, 4 and 8, so after step 4 psi stays 1. Step 5 is 3 times as large; the steps after it know.
+    found = moves([1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0, 2.0, 2.0], gamma, **BRAKED[path])
+    held = 9 ** (gamma / 2)
+    later = 2 / 2**gamma  # psi = 2^gamma from step 8 on
+    assert found == pytest.approx([1, 1, 1, 1, 3, 1 / held, 2 / held, later, later], rel=1e-5)
+
+
+@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize(("gamma", "size"), [(-0.5, 64), (0.0, 64), (1.0, 63)])
+def test_there_is_no_brake_below_0_or_in_small_tensors(gamma, size, path):
+    gradients = [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0]
+    unbraked = moves(gradients, gamma, Guard(clip=math.inf, floor=0.0, brake=False), size, **BRAKED[path])
+    assert moves(gradients, gamma, size=size, **BRAKED[path]) == unbraked
+
+
+@pytest.mark.parametrize("path", BRAKED)
+def test_gradients_that_come_back_are_not_held_up(path):
+    """beta3 keeps psi above what an interval of small gradients would make of it, so what they were is no danger."""
+    p = torch.nn.Parameter(torch.zeros(64))
+    opt = Anon([p], lr=1.0, betas=(0.0, 0.999), guard=Guard(clip=math.inf), **BRAKED[path])
+    for t in range(1, 32):
+        p.grad = torch.full((64,), 1e-3 if 8 < t <= 16 else 1.0)
+        opt.step()
+    foreseen, average, excess = opt.state[p]["brake"].tolist()
+    assert foreseen == pytest.approx(1, rel=1e-5)  # and not the small gradients' power
+    assert excess < 2.1  # psi2 was halved at step 16
+    assert average == pytest.approx(2, rel=1e-4)
+
+
+@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_leaves_the_others_their_brake(path, bad):
+    p = torch.nn.Parameter(torch.zeros(64))
+    opt = Anon([p], lr=1.0, **BRAKED[path])
+    for t in range(1, 8):
+        p.grad = torch.tensor([1.0] * 63 + [bad if t in (3, 4) else 1.0])
+        opt.step()
+        assert opt.state[p]["brake"].isfinite().all()
+    assert p[0].isfinite()
 
 
 @pytest.mark.parametrize("path", PATHS)

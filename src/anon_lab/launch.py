@@ -48,7 +48,8 @@ def place(device: str | None = None) -> Iterator[Place]:
         torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
     chosen = torch.device(f"cuda:{os.environ['LOCAL_RANK']}") if world > 1 and kind == "cuda" else wanted
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)  # streams and graphs belong to the current device
+        # Streams and graphs belong to the current device.
+        torch.cuda.set_device(torch.cuda.current_device() if chosen.index is None else chosen.index)
     if world == 1:
         yield Place(chosen)
         return

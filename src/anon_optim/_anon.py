@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -36,8 +36,11 @@ from anon_optim._step import (
     Projection,
     StepOptions,
     accumulate_,
+    braked,
+    braked_all,
     end_interval_,
     forget_what_was_seen,
+    is_braked,
     needs_s,
     preconditioned,
     preconditioned_all,
@@ -306,6 +309,7 @@ class Anon(Optimizer):
         preconditioners: list[Tensor],
         scales: list[Tensor],
         peaks: list[Tensor],
+        brakes: list[Tensor],
         gammas: list[Tensor],
         state_steps: list[Tensor],
         refresh_tables: list[Tensor],
@@ -324,6 +328,7 @@ class Anon(Optimizer):
             preconditioners.append(state["preconditioner"])
             scales.append(state["scale"])
             peaks.append(state["peak"])
+            brakes.append(state["brake"])
             gammas.append(state["gamma"])
             state_steps.append(state["step"])
             # Made here and not in the step, because torch.compile runs this function as it is.
@@ -408,7 +413,7 @@ class Anon(Optimizer):
                 if not rest:
                     continue
                 remaining = {**group, "params": rest}
-            lists: list[list[Tensor]] = [[] for _ in range(11)]
+            lists: list[list[Tensor]] = [[] for _ in range(12)]
             self._init_group(remaining, *lists)
             if (factor := factors[index]) is not None:
                 lists[1] = [grad.to(state_dtype(grad)) * factor for grad in lists[1]]
@@ -439,6 +444,9 @@ class Anon(Optimizer):
                     v.to(s.dtype), s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
+                if v.numel() >= _idu.BRAKED:
+                    foreseen = _idu.foreseen_power(s, state["weight"], refreshed[0], refreshed[1])
+                    state["brake"].copy_(_idu.set_brake(foreseen))
                 forget_what_was_seen(state["preconditioner"])
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
@@ -533,6 +541,9 @@ class Anon(Optimizer):
                     torch.ones_like(s), s, bias_correction2, state["scale"], state["peak"], rule, math.nan
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
+                if v.numel() >= _idu.BRAKED:
+                    foreseen = _idu.foreseen_power(s, bias_correction2, refreshed[0], refreshed[1])
+                    state["brake"].copy_(_idu.set_brake(foreseen))
                 s.zero_()
 
 
@@ -555,6 +566,7 @@ def _single_tensor_anon(
     preconditioners: list[Tensor],
     scales: list[Tensor],
     peaks: list[Tensor],
+    brakes: list[Tensor],
     gammas: list[Tensor],
     state_steps: list[Tensor],
     refresh_tables: list[Tensor],
@@ -567,9 +579,9 @@ def _single_tensor_anon(
             continue
         p, raw_grad = real_view(param), real_view(grads[i])
         m, s, v = real_view(exp_avgs[i]), real_view(exp_avg_sqs[i]), real_view(preconditioners[i])
-        buffers = m, s, w, v, scale, peak = m, s, weights[i], v, scales[i], peaks[i]
+        buffers = m, s, w, v, scale, peak, brake = m, s, weights[i], v, scales[i], peaks[i], brakes[i]
         if o.differentiable:  # autograd must not see a buffer change that it saved
-            m, s, w, v, scale, peak = (buffer.clone() for buffer in buffers)
+            m, s, w, v, scale, peak, brake = (buffer.clone() for buffer in buffers)
         v = v.to(m.dtype)
         theta, raw_grad = p.to(m.dtype, copy=o.differentiable), raw_grad.to(m.dtype)
         if o.maximize:
@@ -585,13 +597,18 @@ def _single_tensor_anon(
         accumulate_(clock, s, w, sample, o.beta2)
         v, scale, peak = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, scale, peak, preconditioners[i])
 
+        step_size = step_size_of(clock, scale, o)
+        if is_braked(clock, o.rule, v):
+            factor, brake = braked(clock, o, sample, s, w, v, scale, brake)
+            step_size = step_size * factor
+
         if o.decouples_decay:
             theta = theta * (1 - o.lr * o.weight_decay)
-        theta = theta - v * m * step_size_of(clock, scale, o)
+        theta = theta - v * m * step_size
         if o.project is not None:
             theta = projected(theta, v, o.project)
         store_([p], [theta], o.stochastic_round)
-        write_(buffers, (m, s, w, v, scale, peak))
+        write_(buffers, (m, s, w, v, scale, peak, brake))
         end_interval_(clock, o.rule, buffers[1], buffers[2], gammas[i])
 
 
@@ -604,6 +621,7 @@ def _multi_tensor_anon(
     preconditioners: list[Tensor],
     scales: list[Tensor],
     peaks: list[Tensor],
+    brakes: list[Tensor],
     gammas: list[Tensor],
     state_steps: list[Tensor],
     refresh_tables: list[Tensor],
@@ -646,6 +664,8 @@ def _multi_tensor_anon(
         if o.masks_samples:
             samples = [torch.where(g != 0, x, 0.0) for g, x in zip(raw_grads, samples, strict=True)]
 
+        factors: list[Any] = []
+        large = [j for j, i in enumerate(indices) if is_braked(clocks[i], o.rule, vs[j])]
         if o.decides_on_device or clocks[indices[0]].due:
             for j, i in enumerate(indices):
                 accumulate_(clocks[i], ss[j], weights[i], samples[j], o.beta2)
@@ -654,6 +674,10 @@ def _multi_tensor_anon(
                     preconditioners[i],
                 )  # fmt: skip
                 write_((real_view(preconditioners[i]), scales[i], peaks[i]), (vs[j], scale, peak))
+                if j in large:
+                    factor, brake = braked(clocks[i], o, samples[j], ss[j], weights[i], vs[j], scale, brakes[i])
+                    brakes[i].copy_(brake)
+                    factors.append(factor)
                 end_interval_(clocks[i], o.rule, ss[j], weights[i], gammas[i])
         else:
             if clocks[indices[0]].accumulate:
@@ -668,6 +692,12 @@ def _multi_tensor_anon(
                 if after is not before:
                     real_view(preconditioners[i]).copy_(after)
             vs = guarded
+            if large:
+                states = [brakes[indices[j]] for j in large]
+                of_large = (_chosen(samples, large), _chosen(vs, large), states)
+                factors, followed = braked_all(clocks[indices[0]].gamma, o.beta1, *of_large)
+                for state, brake in zip(states, followed, strict=True):  # DTensors have no _foreach_copy_
+                    state.copy_(brake)
         step_sizes = [step_size_of(clocks[i], scales[i], o) for i in indices]
         del samples, gs, raw_grads  # so that the peak is one list of intermediates lower
 
@@ -675,10 +705,17 @@ def _multi_tensor_anon(
             thetas = list(torch._foreach_mul(thetas, 1 - o.lr * o.weight_decay))
         updates = torch._foreach_mul(vs, ms)
         torch._foreach_mul_(updates, step_sizes)
+        if large:
+            torch._foreach_mul_(_chosen(updates, large), factors)
         thetas = list(torch._foreach_sub(thetas, updates))
         if o.project is not None:
             thetas = [projected(theta, v, o.project) for theta, v in zip(thetas, vs, strict=True)]
         store_(ps, thetas, o.stochastic_round)
+
+
+def _chosen(tensors: Sequence[Tensor], places: list[int]) -> list[Tensor]:
+    """A function, because a comprehension would capture what is deleted later, which torch.compile cannot trace."""
+    return [tensors[place] for place in places]
 
 
 @_disable_dynamo_if_unsupported(single_tensor_fn=_single_tensor_anon)
@@ -691,6 +728,7 @@ def anon(
     preconditioners: list[Tensor],
     scales: list[Tensor],
     peaks: list[Tensor],
+    brakes: list[Tensor],
     gammas: list[Tensor],
     state_steps: list[Tensor],
     refresh_tables: list[Tensor],
@@ -711,6 +749,7 @@ def anon(
         preconditioners,
         scales,
         peaks,
+        brakes,
         gammas,
         state_steps,
         refresh_tables,

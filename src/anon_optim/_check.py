@@ -54,6 +54,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "preconditioner": (lambda x: x in (torch.float32, torch.bfloat16), "torch.float32 or torch.bfloat16"),
     "window_tol": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),
     "touch": (lambda x: isinstance(x, bool), "True or False"),
+    "brake": (lambda x: isinstance(x, bool), "True or False"),
     "error_if_nonfinite": (lambda x: isinstance(x, bool), "True or False"),
     "bias_correction": (lambda x: isinstance(x, bool), "True or False"),
     "decoupled_weight_decay": (lambda x: isinstance(x, bool), "True or False"),

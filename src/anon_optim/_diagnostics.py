@@ -22,10 +22,13 @@ class Diagnostics:
     """Share of coordinates that have not seen a gradient yet."""
     clipped: float
     """Share of coordinates whose last update lay at the clip."""
+    brake: float
+    """What the next update will be divided by, because gradients have grown since the last refresh; 1 if they have
+    not."""
     scale: float
     """mean(sigma)^((1 - gamma)/2), the typical update per unit of lr; 1 at gamma = 1."""
     update_rms: float
-    """Root mean square of the last update per unit of lr."""
+    """Root mean square of the last update per unit of lr, before the brake."""
     steps_to_refresh: float
 
 
@@ -46,6 +49,7 @@ def diagnose(name: str, state: dict[str, Tensor], group: dict[str, Any]) -> Diag
         gamma=gamma,
         unseen=(v == 0).double().mean().item(),
         clipped=at_clip.double().mean().item(),
+        brake=1 / _idu.brake_factor(state["brake"], gamma).item() if group["brake"] else 1.0,
         scale=scale.item(),
         update_rms=update.double().square().mean().sqrt().item(),
         steps_to_refresh=_idu.steps_to_refresh(t, group["growth"]),

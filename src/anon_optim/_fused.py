@@ -48,6 +48,10 @@ class Numbers(NamedTuple):
     """Whether this refresh is the first of another gamma."""
     accumulate: bool
 
+    def brakes(self, due: bool, by_device: bool) -> bool:
+        """Whether the brake has a part in this step; where the device decides, it may."""
+        return self.rule.brake and (by_device or (self.rule.gamma if due else self.gamma) > 0)
+
 
 class Kind(NamedTuple):
     """What the tensors of a batch have in common."""
@@ -133,7 +137,7 @@ class Batch:
         self.kind = kind
         self.params = params
         self.states = states
-        self.steps, self.weights, self.gammas, self.scales, self.peaks = packed_state(states)
+        self.steps, self.weights, self.gammas, self.scales, self.peaks, self.brakes = packed_state(states)
         for state in states:
             forget_what_was_seen(state["preconditioner"])  # a kernel will write it
         self.exp_avgs = [state["exp_avg"] for state in states]
@@ -156,6 +160,7 @@ class Batch:
         self.numels = sizes.to(device)
         self.first_block = torch.cat([ends.new_zeros(1), ends]).to(device)
         owner = torch.repeat_interleave(torch.arange(len(params)), blocks)
+        self.powers = torch.empty(self.n_blocks, dtype=torch.float32, device=device)
         self.block_tensor = owner.to(torch.int32).to(device)
         self.block_start = (torch.arange(self.n_blocks) - (ends - blocks)[owner]).to(torch.int32).to(device)
 

@@ -17,11 +17,14 @@
 #define BLOCK 2048 /* sums are taken over so many elements */
 #define GRAIN 1024 /* a thread takes at most so many blocks at a time */
 #define LANES 16
+#define BRAKED 64 /* a tensor of fewer elements has no brake */
+#define TAIL 16   /* a coordinate counts at most so many times the power foreseen */
 #define SERIAL 32768 /* with fewer elements, waking other threads takes longer than the step */
 #define INLINE static inline __attribute__((always_inline))
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
+enum { FORESEEN, AVERAGE, EXCESS };
 enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, CLOCK_COLUMNS = 8 };
 
 /* Total, count and maximum of s over one block, where it is positive and finite. */
@@ -37,22 +40,24 @@ typedef struct {
     const int64_t *numels;
     const int64_t *first_block; /* of each tensor, and their total */
     float *scales, *peaks;      /* of each tensor */
+    float *brakes;              /* three of each tensor, see _idu.py */
     const float *weights;       /* of each tensor; unused with a clock */
     const float *clock;         /* NULL: the host decides */
     Sums *sums;                 /* of each block, for a refresh */
     double *means;              /* of sigma, for each tensor */
+    double *powers;             /* of each block, for the brake */
     Parallel parallel;          /* GOMP_parallel, or NULL */
     int64_t n_tensors, n_elements, grain, next;
     uint64_t seed;
     double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, beta3, clip, floor;
     int32_t threads, param_dtype, grad_dtype, preconditioner_dtype;
-    int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic;
+    int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic, brake;
 } Step;
 
 /* A tensor's share of the numbers. */
 typedef struct {
     int due, accumulate, changed;
-    float bound, watch, decay, step_size;
+    float bound, watch, decay, step_size, most;
     double gamma, mean, inverse_weight;
 } Turn;
 
@@ -273,6 +278,33 @@ static int guard(int n, const float *restrict p, const float *restrict g, const 
     return unseen | changed;
 }
 
+INLINE float at_most(float x, float most) { return x < most ? x : most; }
+
+/* The sum of x v^2 over a tile, each at most so much, in a fixed order. */
+INLINE double power_of_tile(int n, const float *restrict x, const float *restrict v, float most) {
+    float lanes[LANES] = {0};
+    double total = 0;
+    int whole = n - n % LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += at_most(x[i + j] * v[i + j] * v[i + j], most);
+    for (int i = whole; i < n; i++) total += at_most(x[i] * v[i] * v[i], most);
+    for (int j = 0; j < LANES; j++) total += lanes[j];
+    return total;
+}
+
+static double power_of_gradients(int n, const float *restrict p, const float *restrict g, const float *restrict m,
+                                 const float *restrict v, const Step *x, float most) {
+    float samples[TILE], factor = x->factor, decay = x->weight_decay;
+    if (x->coupled || x->belief)
+        for (int i = 0; i < n; i++) {
+            float raw = g[i] * factor, grad = x->coupled ? raw + decay * p[i] : raw;
+            samples[i] = sample_of(raw, grad, m[i], x->belief, x->masked);
+        }
+    else
+        for (int i = 0; i < n; i++) samples[i] = g[i] * factor * (g[i] * factor);
+    return power_of_tile(n, samples, v, most);
+}
+
 /* theta <- decay theta - lr v m_hat */
 INLINE void move(int n, float *restrict p, const float *restrict m, const float *restrict v, float decay,
                  float step_size) {
@@ -280,9 +312,11 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 }
 
 /* A step between refreshes; returns whether some v has changed. */
-INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn) {
+INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
+                 double *power) {
     moments(n, p, g, m, s, x, turn->accumulate);
     int changed = look(n, g, m, v, x->factor, turn->watch) && guard(n, p, g, m, v, x, turn);
+    if (x->brake) *power += power_of_gradients(n, p, g, m, v, x, turn->most);
     move(n, p, m, v, turn->decay, turn->step_size);
     return changed;
 }
@@ -333,13 +367,14 @@ INLINE void recursion_of_adam(int n, const float *restrict m, const float *restr
     }
 }
 
-static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn) {
+static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn, double *power) {
     if (x->new_gamma == 0)
         for (int i = 0; i < n; i++) v[i] = 1;
     else if (x->new_gamma == 1 && x->beta3 > 1e-6)
         recursion_of_adam(n, m, s, v, x, turn);
     else
         recursion(n, m, s, v, x, turn);
+    if (x->brake) *power += power_of_tile(n, s, v, INFINITY) * turn->inverse_weight;
     memset(s, 0, n * sizeof(float));
 }
 
@@ -401,6 +436,11 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     turn.watch = turn.bound * (1 - 0x1p-20f);
     turn.decay = x->decoupled ? 1 - lr * x->weight_decay : 1;
     turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale : 1);
+    if (x->brake && !turn.due && turn.gamma > 0) {
+        double excess = x->brakes[3 * tensor + EXCESS];
+        turn.most = TAIL * x->brakes[3 * tensor + FORESEEN];
+        if (excess > 1) turn.step_size *= pow(excess, -turn.gamma / 2);
+    }
     if (turn.due) {
         turn.mean = x->means[tensor];
         turn.inverse_weight = 1.0 / (clock ? clock[WEIGHT] : x->weights[tensor]);
@@ -417,7 +457,7 @@ static void store_param(const Step *x, int64_t tensor, int64_t i, int n, const f
     narrow_stochastic(p, to, n, tile_key(x->seed, tile));
 }
 
-static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i, int n) {
+static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i, int n, double *power) {
     float p_copy[TILE], g_copy[TILE], v_copy[TILE];
     void *p_at = element(x, PARAM, tensor, i, x->param_dtype);
     void *g_at = element(x, GRAD, tensor, i, x->grad_dtype);
@@ -431,11 +471,11 @@ static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i
     if (v == v_copy) widen(v_at, v, n, x->preconditioner_dtype);
     int changed = 1;
     if (turn->due) {
-        refresh(n, m, s, v, x, turn);
+        refresh(n, m, s, v, x, turn, power);
         move(n, p, m, v, turn->decay, turn->step_size);
     } else {
         if (g == g_copy) widen(g_at, g, n, x->grad_dtype);
-        changed = n == TILE ? plain(TILE, p, g, m, s, v, x, turn) : plain(n, p, g, m, s, v, x, turn);
+        changed = n == TILE ? plain(TILE, p, g, m, s, v, x, turn, power) : plain(n, p, g, m, s, v, x, turn, power);
     }
     if (changed && v == v_copy) narrow(v, v_at, n, x->preconditioner_dtype);
     if (p == p_copy) store_param(x, tensor, i, n, p, p_at);
@@ -457,9 +497,12 @@ static void moments_tile(const Step *x, int64_t tensor, int64_t i, int n) {
 static void step_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t end) {
     if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] < 0) return; /* the tensor skips this step */
     Turn turn = turn_of(x, tensor);
-    for (int64_t i = begin * BLOCK; i < end * BLOCK && i < x->numels[tensor]; i += TILE) {
-        int64_t left = x->numels[tensor] - i;
-        step_tile(x, &turn, tensor, i, left < TILE ? left : TILE);
+    for (int64_t b = begin; b < end; b++) {
+        int64_t start = b * BLOCK, left = x->numels[tensor] - start;
+        int n = left < BLOCK ? left : BLOCK;
+        double power = 0;
+        for (int i = 0; i < n; i += TILE) step_tile(x, &turn, tensor, start + i, n - i < TILE ? n - i : TILE, &power);
+        if (x->brake) x->powers[x->first_block[tensor] + b] = power;
     }
 }
 
@@ -489,6 +532,25 @@ static void scales_of(const Step *x, int64_t tensor) {
     largest = count > 0 ? largest / weight + x->eps : 0;
     x->scales[tensor] = mixed_scale(x->scales[tensor], mean, x, changed);
     x->peaks[tensor] = mixed_scale(x->peaks[tensor], largest, x, changed);
+}
+
+/* The brake after this step, from the blocks' sums in a fixed order. */
+static void brake_of(const Step *x, int64_t tensor) {
+    float due = x->clock ? x->clock[tensor * CLOCK_COLUMNS + DUE] : x->due;
+    float *brake = x->brakes + 3 * tensor;
+    if (x->numels[tensor] < BRAKED || due < 0 || (x->clock && !(x->clock[tensor * CLOCK_COLUMNS + GAMMA] > 0))) return;
+    double power = 0, typical = (double)x->scales[tensor] * x->scales[tensor];
+    for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) power += x->powers[b];
+    power /= x->numels[tensor];
+    if (due > 0) {
+        brake[FORESEEN] = power > 0 && power <= FLT_MAX ? power > typical ? power : typical : 0;
+        brake[AVERAGE] = brake[FORESEEN];
+        brake[EXCESS] = 1;
+    } else {
+        brake[AVERAGE] += (power - brake[AVERAGE]) * (1 - x->beta1);
+        float ratio = brake[FORESEEN] > 0 ? brake[AVERAGE] / brake[FORESEEN] : 0;
+        if (ratio > brake[EXCESS]) brake[EXCESS] = ratio;
+    }
 }
 
 /* Threads: each takes the next `grain` blocks until none are left. */
@@ -529,6 +591,7 @@ void anon_step(Step *x) {
         for (int64_t tensor = 0; tensor < x->n_tensors; tensor++) scales_of(x, tensor);
     }
     share(x, work_on_steps);
+    for (int64_t tensor = 0; x->brake && tensor < x->n_tensors; tensor++) brake_of(x, tensor);
 }
 
 /* So that the caller can see that it means the same structure. */

@@ -45,15 +45,18 @@ class Arguments(ctypes.Structure):
     """The mirror of `Step` in the C source."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("table", "numels", "first_block", "scales", "peaks", "weights")),
-        *((name, ctypes.c_void_p) for name in ("clock", "sums", "means", "parallel")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("table", "numels", "first_block", "scales", "peaks", "brakes", "weights")
+        ),
+        *((name, ctypes.c_void_p) for name in ("clock", "sums", "means", "powers", "parallel")),
         *((name, ctypes.c_int64) for name in ("n_tensors", "n_elements", "grain", "next")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_double) for name in ("lr", "gamma", "new_gamma", "bias_correction1", "weight_decay")),
         *((name, ctypes.c_double) for name in ("factor", "beta1", "beta2", "eps", "beta3", "clip", "floor")),
         *((name, ctypes.c_int32) for name in ("threads", "param_dtype", "grad_dtype", "preconditioner_dtype")),
         *((name, ctypes.c_int32) for name in ("due", "accumulate", "changed", "decoupled", "coupled", "belief")),
-        *((name, ctypes.c_int32) for name in ("masked", "touch", "lr_scale", "stochastic")),
+        *((name, ctypes.c_int32) for name in ("masked", "touch", "lr_scale", "stochastic", "brake")),
     )
 
 
@@ -187,13 +190,16 @@ class _Prepared:
         blocks = (batch.numels + BLOCK - 1) // BLOCK
         self.first_block = torch.cat([blocks.new_zeros(1), blocks.cumsum(0)])
         self.n_blocks = int(self.first_block[-1])
+        self.powers = torch.empty(self.n_blocks, dtype=torch.float64, device="cpu")
         self.arguments = Arguments(
             table=batch.table.data_ptr(),
             numels=batch.numels.data_ptr(),
             first_block=self.first_block.data_ptr(),
             scales=batch.scales.data_ptr(),
             peaks=batch.peaks.data_ptr(),
+            brakes=batch.brakes.data_ptr(),
             weights=batch.weights.data_ptr(),
+            powers=self.powers.data_ptr(),
             parallel=_parallel(),
             n_tensors=len(batch.params),
             n_elements=int(batch.numels.sum()),
@@ -238,7 +244,7 @@ def compiled_launch() -> Launch | None:
         a = prepared.arguments
         _set_numbers(a, x)
         a.clock = None if clock is None else clock.data_ptr()
-        a.due = due
+        a.due, a.brake = due, x.brakes(due, clock is not None)
         if due:
             sums = torch.empty(3 * prepared.n_blocks + len(batch.params), dtype=torch.float64, device="cpu")
             a.sums = sums.data_ptr()

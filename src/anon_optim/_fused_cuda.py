@@ -1,8 +1,8 @@
 """One Triton launch for a whole batch of tensors, over a table of their addresses.
 
 A step between refreshes is one kernel, with or without the second moment s. A refresh step is three: the moments and
-each block's sums of sigma, then each tensor's scales, then psi and the update. The recursion of psi and the guards are
-`_idu`'s, in base-2 logarithms; tests hold the two equal.
+each block's sums of sigma, then each tensor's scales, then psi and the update. Either ends with a small one, for each
+tensor's brake. The recursion of psi and the guards are `_idu`'s, in base-2 logarithms; tests hold the two equal.
 """
 
 # A kernel's language only looks like Python: its types are not pyright's.
@@ -17,9 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from anon_optim import _idu
 from anon_optim._fused import BLOCK, Batch, Numbers
 
 WARPS = 4
+TAIL = tl.constexpr(_idu.TAIL)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 CLOCK = {"due": 0, "accumulate": 1, "bias_correction1": 2, "lr": 3, "gamma": 4, "weight": 5, "changed": 6}
@@ -116,7 +118,7 @@ def _sample(raw, grad, m, BELIEF: tl.constexpr, MASKED: tl.constexpr):
 @triton.jit
 def _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
             CLIP: tl.constexpr, STOCHASTIC: tl.constexpr, REFRESHED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
-    """Clip, write what changed of v, and move theta."""
+    """Clip, write what changed of v, and move theta; returns v."""
     if CLIP:
         # 1 / |m| as a square: the reciprocal square root is one instruction, a division is ten.
         root = tl.rsqrt(tl.maximum(tl.abs(m), 1.1754943508222875e-38))
@@ -133,6 +135,7 @@ def _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offset
     if STOCHASTIC:
         theta = _round_stochastic(theta, seed, position + offsets)
     _store(p_ptr, offsets, theta, mask, FULL)
+    return v
 
 
 @triton.jit
@@ -159,9 +162,9 @@ def _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR
 @triton.jit
 def _plain_block(
     p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma, accumulate, unseen,
-    weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position,
+    weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position, power_ptr, most,
     ACCUMULATE: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
-    MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, STOCHASTIC: tl.constexpr,
+    MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, BRAKE: tl.constexpr, STOCHASTIC: tl.constexpr,
     FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     offsets = start + tl.arange(0, BLOCK)
@@ -182,18 +185,21 @@ def _plain_block(
         if unseen != 0:
             touched = _normal(tl.exp2(-0.5 * gamma * tl.log2(_normal(sample + eps))))
             v = tl.where((v == 0) & (raw != 0), touched, v)
-    _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
-            CLIP, STOCHASTIC, False, FULL)  # fmt: skip
+    v = _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
+                CLIP, STOCHASTIC, False, FULL)  # fmt: skip
+    if BRAKE:
+        tl.store(power_ptr, tl.sum(tl.minimum(sample * v * v, most)))
 
 
 @triton.jit
 def _plain_kernel(
-    table, numels, block_tensor, block_start, clock, factor_ptr, seed_ptr, scales, peaks, unseens, n_tensors,
-    lr, gamma, bias_correction1, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, clip,
+    table, numels, block_tensor, block_start, clock, factor_ptr, seed_ptr, scales, peaks, brakes, powers, unseens,
+    n_tensors, lr, gamma, bias_correction1, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, clip,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, HAS_FACTOR: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
     BELIEF: tl.constexpr, MASKED: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
-    LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr, ACCUMULATE: tl.constexpr,
+    BRAKE: tl.constexpr, LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """A step between refreshes. `ACCUMULATE` is the host's decision whether s may be needed; a device clock has the
     last word."""
@@ -214,6 +220,11 @@ def _plain_kernel(
         s_ptr = _address(table, 3, tensor, n_tensors, tl.float32, ALIGNED)
         v_ptr = _address(table, 4, tensor, n_tensors, V_DTYPE, ALIGNED)
         bound, step_size = _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE)
+        most = 0.0
+        if BRAKE:
+            most = TAIL * tl.load(brakes + tensor * 3 + 0)
+            excess = tl.maximum(tl.load(brakes + tensor * 3 + 2), 1.0)
+            step_size *= tl.where(gamma > 0, tl.exp2(-0.5 * gamma * tl.log2(excess)), 1.0)
         factor = 1.0
         if HAS_FACTOR:
             factor = tl.load(factor_ptr)
@@ -230,13 +241,13 @@ def _plain_kernel(
         if start + BLOCK <= n:
             _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma,
                          accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
-                         position, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP, STOCHASTIC,
-                         True, BLOCK)  # fmt: skip
+                         position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP,
+                         BRAKE, STOCHASTIC, True, BLOCK)  # fmt: skip
         else:
             _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma,
                          accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
-                         position, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP, STOCHASTIC,
-                         False, BLOCK)  # fmt: skip
+                         position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP,
+                         BRAKE, STOCHASTIC, False, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -343,8 +354,8 @@ def _scales_kernel(
 @triton.jit
 def _refresh_block(
     p_ptr, m_ptr, s_ptr, v_ptr, unseen_ptr, start, n, decay, step_size, bound, gamma, changed, mean, weight,
-    one_minus_beta2, eps, beta3, floor, seed, position,
-    TOUCH: tl.constexpr, CLIP: tl.constexpr, STOCHASTIC: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
+    one_minus_beta2, eps, beta3, floor, seed, position, power_ptr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
+    BRAKE: tl.constexpr, STOCHASTIC: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     offsets = start + tl.arange(0, BLOCK)
     mask = offsets < n
@@ -365,17 +376,19 @@ def _refresh_block(
     if TOUCH:
         if tl.max((mask & (v == 0)).to(tl.int32)) > 0:
             tl.atomic_max(unseen_ptr, 1)
-    _update(p_ptr, v_ptr, theta, m, v, v, bound, decay, step_size, offsets, mask, seed, position,
-            CLIP, STOCHASTIC, True, FULL)  # fmt: skip
+    v = _update(p_ptr, v_ptr, theta, m, v, v, bound, decay, step_size, offsets, mask, seed, position,
+                CLIP, STOCHASTIC, True, FULL)  # fmt: skip
+    if BRAKE:
+        tl.store(power_ptr, tl.sum(s / weight * v * v))
 
 
 @triton.jit
 def _refresh_kernel(
-    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, scales, peaks, unseens,
+    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, scales, peaks, powers, unseens,
     n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, beta3, clip, floor,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
-    LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    BRAKE: tl.constexpr, LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Third of a refresh: psi from sigma, s back to 0, and the update."""
     block = tl.program_id(0)
@@ -406,24 +419,58 @@ def _refresh_kernel(
             position = block.to(tl.int64) * BLOCK - start
             if start + BLOCK <= n:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position, TOUCH, CLIP,
-                               STOCHASTIC, True, BLOCK)  # fmt: skip
+                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position,
+                               powers + block, TOUCH, CLIP, BRAKE, STOCHASTIC, True, BLOCK)  # fmt: skip
             else:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position, TOUCH, CLIP,
-                               STOCHASTIC, False, BLOCK)  # fmt: skip
+                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position,
+                               powers + block, TOUCH, CLIP, BRAKE, STOCHASTIC, False, BLOCK)  # fmt: skip
         block += tl.num_programs(0)
+
+
+@triton.jit
+def _brake_kernel(
+    powers, first_block, numels, clock, scales, brakes, due, one_minus_beta1,
+    DEVICE_CLOCK: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Last of every step: each tensor's brake from the blocks' sums, in a fixed order."""
+    tensor = tl.program_id(0)
+    if DEVICE_CLOCK:
+        due = tl.where(tl.load(clock + tensor * 8 + 4) > 0, tl.load(clock + tensor * 8 + 0), -1.0)
+    n = tl.load(numels + tensor)
+    if (due >= 0) & (n >= LEAST):
+        begin = tl.load(first_block + tensor)
+        end = tl.load(first_block + tensor + 1)
+        total = tl.zeros((CHUNK,), tl.float32)
+        while begin < end:
+            blocks = begin + tl.arange(0, CHUNK)
+            total += tl.load(powers + blocks, mask=blocks < end, other=0.0)
+            begin += CHUNK
+        power = tl.sum(total) / n.to(tl.float32)
+        foreseen = tl.load(brakes + tensor * 3 + 0)
+        average = tl.load(brakes + tensor * 3 + 1)
+        excess = tl.load(brakes + tensor * 3 + 2)
+        average += (power - average) * one_minus_beta1
+        ratio = average / tl.where(foreseen > 0, foreseen, 1.0)
+        excess = tl.where(foreseen > 0, tl.maximum(excess, ratio), excess)
+        scale = tl.load(scales + tensor)
+        fresh = tl.where((power > 0) & (power < float("inf")), tl.maximum(power, scale * scale), 0.0)
+        tl.store(brakes + tensor * 3 + 0, tl.where(due > 0, fresh, foreseen))
+        tl.store(brakes + tensor * 3 + 1, tl.where(due > 0, fresh, average))
+        tl.store(brakes + tensor * 3 + 2, tl.where(due > 0, 1.0, excess))
 
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def _run(kernel: Any, grid: int, batch: Batch, args: tuple[Any, ...], flags: dict[str, Any]) -> None:
+def _run(
+    kernel: Any, grid: int, batch: Batch, args: tuple[Any, ...], flags: dict[str, Any], warps: int = WARPS
+) -> None:
     """Launch; the second time without Triton's look at every argument, for a batch's kernels differ by flags alone."""
     key = (kernel, *flags.values())
     compiled = batch.kernels.get(key)
     if compiled is None:
-        batch.kernels[key] = kernel[(grid,)](*args, **flags, num_warps=WARPS)
+        batch.kernels[key] = kernel[(grid,)](*args, **flags, num_warps=warps)
     else:
         compiled[(grid, 1, 1)](*args, *flags.values())
 
@@ -439,6 +486,17 @@ def launch(batch: Batch, x: Numbers, *, due: bool, clock: Tensor | None) -> None
 
 
 def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
+    _step(batch, x, due, clock)
+    if x.brakes(due, clock is not None):
+        _run(
+            _brake_kernel, len(batch.params), batch,
+            (batch.powers, batch.first_block, batch.numels, batch.table if clock is None else clock, batch.scales,
+             batch.brakes, float(due), 1 - float(x.beta1)),
+            {"DEVICE_CLOCK": clock is not None, "LEAST": _idu.BRAKED, "CHUNK": 8192}, warps=8,
+        )  # fmt: skip
+
+
+def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     rule, kind, nothing = x.rule, batch.kind, batch.table
     n_tensors, n_blocks = len(batch.params), batch.n_blocks
     tensors = (batch.table, batch.numels, batch.block_tensor, batch.block_start)
@@ -467,6 +525,7 @@ def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         "DECOUPLED": x.weight_decay != 0 and x.decoupled,
         "TOUCH": rule.touch,
         "CLIP": rule.clip < math.inf,
+        "BRAKE": x.brakes(due, clock is not None),
         "LR_SCALE": x.lr_scale,
         "STOCHASTIC": x.stochastic_round and kind.param_dtype == torch.bfloat16,
         "BLOCK": BLOCK,
@@ -474,8 +533,9 @@ def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     if not due or clock is not None:
         _run(
             _plain_kernel, n_blocks, batch,
-            (*tensors, clock_ptr, factor_ptr, seed, batch.scales, batch.peaks, batch.unseens, n_tensors,
-             lr, float(x.gamma), x.bias_correction1, weight_decay, *averages, eps, float(rule.clip)),
+            (*tensors, clock_ptr, factor_ptr, seed, batch.scales, batch.peaks, batch.brakes, batch.powers,
+             batch.unseens, n_tensors, lr, float(x.gamma), x.bias_correction1, weight_decay, *averages, eps,
+             float(rule.clip)),
             {**dtypes, **gradient, **update, "ACCUMULATE": x.accumulate},
         )  # fmt: skip
     if not due:
@@ -504,8 +564,8 @@ def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     )  # fmt: skip
     _run(
         _refresh_kernel, programs, batch,
-        (*tensors, clock_ptr, any_due, seed, means, weights, batch.scales, batch.peaks, batch.unseens, n_tensors,
-         n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps, beta3, float(rule.clip),
-         float(rule.floor)),
+        (*tensors, clock_ptr, any_due, seed, means, weights, batch.scales, batch.peaks, batch.powers, batch.unseens,
+         n_tensors, n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps, beta3,
+         float(rule.clip), float(rule.floor)),
         {**dtypes, **update},
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 Symbols, as everywhere in this package: `v` is 1/psi (0 marks a coordinate that has not seen a gradient yet),
 `s` and `w` the running second moment and its weight, `sigma` = s/w + eps, `scale` and `peak` the scalars
-mean(sigma)^((1-gamma)/2) and max(sigma)^((1-gamma)/2) of a tensor. Every function is pure.
+mean(sigma)^((1-gamma)/2) and max(sigma)^((1-gamma)/2) of a tensor, `brake` three numbers of it. Every function is
+pure.
 
 Decisions are Python bools in eager mode and 0-D tensors inside a captured or compiled graph; `pick` chooses by
 either, so that both modes run the same code.
@@ -34,6 +35,7 @@ class Rule(NamedTuple):
     clip: float
     floor: float
     touch: bool
+    brake: bool
 
     @property
     def marks_unseen(self) -> bool:
@@ -258,3 +260,45 @@ def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[Tenso
     limits = torch._foreach_div(bounds, sizes)
     torch._foreach_clamp_min_(limits, tiny)
     return list(torch._foreach_minimum(vs, limits))
+
+
+# The brake. Between refreshes psi cannot follow gradients that grow, so their power, the mean of g^2 / psi2 over a
+# tensor, is watched. `brake` holds the power that a refresh foresees, its running average since, and the largest ratio
+# of the two; all functions take it for one tensor, (3,), or for several, (n, 3).
+
+BRAKED = 64
+"""A tensor of fewer elements has no brake: its power varies too much from step to step to tell that it has grown."""
+TAIL = 16.0
+"""A coordinate counts at most so many times the power that was foreseen: a few whose psi is far too small, as one first
+gradient can make it, are the clip's matter and say nothing about the others."""
+
+
+def foreseen_power(s: Tensor, w: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+    """What the sigma of a refresh lets expect; 0 if nothing. At least scale^2, which is typical, so that gradients
+    which only come back after an interval of small ones are not held up."""
+    power = (s / w * v * v).sum() / v.numel()
+    return torch.where(_finite_positive(power), torch.maximum(power, scale * scale), 0.0).to(s.dtype)
+
+
+def power(sample: Tensor, v: Tensor, brake: Tensor) -> Tensor:
+    """Of one tensor's gradients."""
+    return (torch.fmin(sample * v * v, TAIL * brake[0]).sum() / v.numel()).to(sample.dtype)
+
+
+def set_brake(foreseen: Tensor) -> Tensor:
+    """A brake after a refresh."""
+    return torch.stack([foreseen, foreseen, torch.ones_like(foreseen)], dim=-1)
+
+
+def follow_brake(brake: Tensor, power: Tensor, beta1: float) -> Tensor:
+    """A brake after a step between refreshes."""
+    foreseen, average, excess = brake.unbind(-1)
+    average = torch.lerp(average, power, 1 - beta1)
+    excess = torch.where(foreseen > 0, torch.maximum(excess, average / foreseen), excess)
+    return torch.stack([foreseen, average, excess], dim=-1)
+
+
+def brake_factor(brake: Tensor, gamma: float | Tensor) -> Tensor:
+    """What the update is multiplied by: had all of sigma grown by R, psi would have grown by R^(gamma/2)."""
+    excess = brake[..., 2].clamp(min=1)
+    return pick(gamma > 0, excess ** (-gamma / 2), torch.ones_like(excess))

@@ -20,6 +20,9 @@ class Guard:
     touch: bool = True
     """A coordinate waits for its first non-zero gradient and starts its clock there; without it, coordinates
     that begin with a zero gradient get eps^(-gamma/2) as their step size."""
+    brake: bool = True
+    """Where a tensor's gradients have grown since its last refresh, divide its steps by as much as psi would have grown
+    with them, until the next refresh. For gamma > 0 and tensors of at least 64 elements only."""
     error_if_nonfinite: bool = False
     """Raise RuntimeError, and write nothing, if a gradient of the group holds NaN or inf. Reading the answer
     waits for the device."""
@@ -40,7 +43,7 @@ class Storage:
     that updates smaller than half a unit in the last place are not lost."""
 
 
-NO_GUARD = Guard(clip=math.inf, floor=0.0, touch=False)
+NO_GUARD = Guard(clip=math.inf, floor=0.0, touch=False, brake=False)
 
 
 def flatten(options: dict[str, Any]) -> dict[str, Any]:

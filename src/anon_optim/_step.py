@@ -63,6 +63,7 @@ def rule_of(group: dict[str, Any]) -> Rule:
         clip=group["clip"],
         floor=group["floor"],
         touch=group["touch"],
+        brake=group["brake"],
     )
 
 
@@ -198,6 +199,38 @@ def preconditioned_all(
             bounds = [rule.clip * r * c for r, c in zip(radii.unbind(), corrections, strict=True)]
         vs = _idu.sticky_clip_all(vs, exp_avgs, list(bounds))
     return vs
+
+
+def is_braked(clock: Clock, rule: Rule, v: Tensor) -> bool:
+    """Whether the brake has a part in this step of a tensor; where the device decides, it may."""
+    gamma = rule.gamma if clock.due is True else clock.gamma
+    return rule.brake and v.numel() >= _idu.BRAKED and (isinstance(gamma, Tensor) or gamma > 0)
+
+
+def braked(
+    clock: Clock, o: StepOptions, sample: Tensor, s: Tensor, w: Tensor, v: Tensor, scale: Tensor, brake: Tensor
+) -> tuple[Any, Tensor]:
+    """What the update of one tensor is multiplied by, and its brake after the step. A step's own gradient tells on the
+    next one, so that a step is a single pass."""
+    if clock.due is True:
+        return 1.0, _idu.set_brake(_idu.foreseen_power(s, w, v, scale))
+    factor = _idu.brake_factor(brake, clock.gamma)
+    followed = _idu.follow_brake(brake, _idu.power(sample, v, brake), o.beta1)
+    if clock.due is False:
+        return factor, followed
+    fresh = _idu.set_brake(_idu.foreseen_power(s, w, v, scale))
+    is_on = torch.where(clock.due, o.rule.gamma, clock.gamma) > 0
+    return torch.where(clock.due, 1.0, factor), torch.where(is_on, torch.where(clock.due, fresh, followed), brake)
+
+
+def braked_all(
+    gamma: float | Tensor, beta1: float, samples: list[Tensor], vs: list[Tensor], brakes: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`braked` of several tensors at once, between refreshes and with one gamma, decided on the host."""
+    powers = torch.stack([_idu.power(*each) for each in zip(samples, vs, brakes, strict=True)])
+    packed = torch.stack(brakes)
+    factors, followed = _idu.brake_factor(packed, gamma), _idu.follow_brake(packed, powers, beta1)
+    return list(factors.unbind()), list(followed.unbind())
 
 
 def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, gamma: Tensor) -> None:

@@ -46,7 +46,11 @@ def test_varying_nothing_is_anon(gamma: float, settings: dict[str, Any], captura
 def test_plain_clip_leaves_v_as_it_is() -> None:
     # One refresh, on g = 1, so v = 1 and r = 1; with beta1 = 0 the step is g, or 1 at the most.
     grads = torch.tensor([[1.0], [5.0], [0.5]])
-    settings: dict[str, Any] = {"betas": (0.0, 0.9), "growth": math.inf, "guard": Guard(floor=0.0)}
+    settings: dict[str, Any] = {
+        "betas": (0.0, 0.9),
+        "growth": math.inf,
+        "guard": Guard(clip=1.0, floor=0.0, brake=False),
+    }
     plain, sticky = Parameter(torch.zeros(1)), Parameter(torch.zeros(1))
     path = stepped(AnonVariant([plain], 1.0, clips="plain", **settings), plain, grads)
     assert path.flatten().tolist() == pytest.approx([-1, -2, -2.5])
@@ -59,7 +63,7 @@ def test_plain_clip_leaves_v_as_it_is() -> None:
 def test_radius_is_that_of_the_mean_or_the_largest(radius: str, r: float) -> None:
     # sigma is (1, 9) at the first step; at gamma 1.5, r = 5^(-1/4) or 9^(-1/4), v = (1, 9^(-3/4)).
     p = Parameter(torch.zeros(2))
-    optimizer = AnonVariant([p], 1.0, 1.5, guard=Guard(floor=0.0), radius=radius)
+    optimizer = AnonVariant([p], 1.0, 1.5, guard=Guard(clip=1.0, floor=0.0), radius=radius)
     path = stepped(optimizer, p, torch.tensor([[1.0, 3.0]]))
     assert path[0].tolist() == pytest.approx([-min(1, r), -min(3 * 9**-0.75, r)])
 
@@ -67,7 +71,7 @@ def test_radius_is_that_of_the_mean_or_the_largest(radius: str, r: float) -> Non
 def test_rows_are_as_tensors_of_their_own() -> None:
     grads = sparse_gradients(40, 3, 4)
     whole, single = Parameter(torch.ones(3, 4)), [Parameter(torch.ones(4)) for _ in range(3)]
-    settings: dict[str, Any] = {"lr": 0.01, "gamma": 1.2, "guard": Guard(clip=0.5, floor=0.3)}
+    settings: dict[str, Any] = {"lr": 0.01, "gamma": 1.2, "guard": Guard(clip=0.5, floor=0.3, brake=False)}
     found = stepped(AnonVariant([whole], rows=True, **settings), whole, grads)
     for row, p in enumerate(single):
         expected = stepped(Anon([p], foreach=False, **settings), p, grads[:, row])
@@ -81,7 +85,12 @@ def test_drift_refreshes_early(capturable: bool) -> None:
     # Refreshes at 1, 2, 4, ..., 32 and 64; from step 40 on gradients are 100 times as large.
     grads = torch.ones(60, 1, dtype=torch.float64)
     grads[39:] = 100
-    settings: dict[str, Any] = {"betas": (0.0, 0.9), "beta3": 0.0, "guard": Guard(clip=math.inf), "eps": 0.0}
+    settings: dict[str, Any] = {
+        "betas": (0.0, 0.9),
+        "beta3": 0.0,
+        "guard": Guard(clip=math.inf, brake=False),
+        "eps": 0.0,
+    }
     still, moved = (Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2))
     late = stepped(AnonVariant([still], 1.0, **settings), still, grads).diff(dim=0).flatten()
     early = stepped(AnonVariant([moved], 1.0, drift=10.0, capturable=capturable, **settings), moved, grads)
@@ -93,25 +102,21 @@ def test_drift_refreshes_early(capturable: bool) -> None:
 
 
 @pytest.mark.parametrize("capturable", [False, True])
-def test_brake_holds_until_the_next_refresh(capturable: bool) -> None:
-    # Refreshes at 1, 2, 4 and 8; without averages every refresh foresees (g v)^2 = 1, and after step 4 v stays 1.
-    grads = torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0, 2.0, 2.0]).view(-1, 1)
-    settings: dict[str, Any] = {"betas": (0.0, 0.0), "beta3": 0.0, "guard": Guard(clip=math.inf), "eps": 0.0}
+def test_psi_rises_by_its_part_of_the_next_refresh(capturable: bool) -> None:
+    # psi is 1 from the refreshes at 1, 2 and 4; the next one is at 8. s is the last gradient's square.
+    grads = torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 0.5, 2.0, 1.0]).view(-1, 1)
+    settings: dict[str, Any] = {
+        "betas": (0.0, 0.0),
+        "beta3": 0.5,
+        "guard": Guard(clip=math.inf, brake=False),
+        "eps": 0.0,
+    }
     p = Parameter(torch.zeros(1))
-    path = stepped(AnonVariant([p], 1.0, brake=True, capturable=capturable, **settings), p, grads)
-    # Step 5 is three times too large; that stays so until step 8 knows better.
-    steps = [1, 1, 1, 1, 3 / 3, 1 / 3, 2 / 3, 1, 1]
-    assert path.flatten().tolist() == pytest.approx([-sum(steps[: n + 1]) for n in range(9)])
-
-
-def test_brake_of_rows_is_that_of_tensors_of_their_own() -> None:
-    grads = sparse_gradients(40, 3, 4)
-    whole, single = Parameter(torch.ones(3, 4)), [Parameter(torch.ones(4)) for _ in range(3)]
-    settings: dict[str, Any] = {"lr": 0.01, "gamma": 1.2, "brake": True}
-    found = stepped(AnonVariant([whole], rows=True, **settings), whole, grads)
-    for row, p in enumerate(single):
-        expected = stepped(AnonVariant([p], **settings), p, grads[:, row])
-        torch.testing.assert_close(found[:, row], expected, rtol=1e-6, atol=1e-7)
+    path = stepped(AnonVariant([p], 1.0, rise=True, capturable=capturable, **settings), p, grads)
+    # Of that refresh's half, a quarter, two and three quarters; a smaller gradient does not lower psi.
+    psi = [1, 1, 1, 1, math.sqrt(7 / 8 + 9 / 8), 1, math.sqrt(5 / 8 + 4 * 3 / 8), 1]
+    steps = [g / each for g, each in zip(grads.flatten().tolist(), psi, strict=True)]
+    assert path.flatten().tolist() == pytest.approx([-sum(steps[: n + 1]) for n in range(8)])
 
 
 def test_the_step_is_a_refresh_time_among_the_others() -> None:
@@ -119,7 +124,7 @@ def test_the_step_is_a_refresh_time_among_the_others() -> None:
     assert refresh_times(40, Through(2.0, 16)) == [1, 2, 4, 8, 16, 32]
 
 
-@pytest.mark.parametrize("wrong", [{"clips": "soft"}, {"radius": "median"}, {"drift": 1.0}])
+@pytest.mark.parametrize("wrong", [{"clips": "soft"}, {"radius": "median"}, {"drift": 1.0}, {"rows": True}])
 def test_says_what_is_wrong(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=f"Invalid {name}"):

@@ -14,7 +14,9 @@ from anon_optim._step import (
     Clock,
     StepOptions,
     accumulate_,
+    braked,
     end_interval_,
+    is_braked,
     read_clock,
     step_options,
     step_size_of,
@@ -33,9 +35,9 @@ class AnonVariant(Anon):
     **Arguments:** (those of Anon, and)
     - `clips`: "sticky" lowers v until the next refresh, "plain" clamps the step and leaves v as it is.
     - `radius`: what r is made of: "mean" or "max" of sigma, or as "gamma" has it, which is Anon's way.
-    - `rows`: whether floor and r belong to each row of a matrix instead of the whole of it.
-    - `brake`: divide the step of a tensor (or row) by sqrt(R), where R >= 1 is how many times larger the mean of
-      g^2 / psi2 has been since the last refresh than the refresh foresaw: what a stale psi lets through.
+    - `rows`: whether floor and r belong to each row of a matrix instead of the whole of it. Rows have no brake.
+    - `rise`: let psi rise towards what the next refresh would make of the gradients since the last one, by as much as
+      there is over of the interval. It falls at refreshes alone.
     - `drift`: refresh early once mean(s / w) is this many times above or below the mean of the last refresh.
     """
 
@@ -56,7 +58,7 @@ class AnonVariant(Anon):
         clips: str = "sticky",
         radius: str = "gamma",
         rows: bool = False,
-        brake: bool = False,
+        rise: bool = False,
         drift: float | None = None,
     ) -> None:
         if clips not in CLIPS:
@@ -65,6 +67,8 @@ class AnonVariant(Anon):
             raise ValueError(f"Invalid radius: {radius!r}, expected one of {', '.join(RADII)}")
         if drift is not None and not drift > 1:
             raise ValueError(f"Invalid drift: {drift}, expected a number above 1")
+        if rows and guard is not None and guard.brake:
+            raise ValueError("Invalid rows: True, expected False with Guard(brake=True)")
         super().__init__(
             params,
             lr,
@@ -76,13 +80,13 @@ class AnonVariant(Anon):
             growth=growth,
             guard=guard,
             decoupled_weight_decay=decoupled_weight_decay,
-            # A refresh that nobody foresees needs all samples.
-            storage=Storage() if drift is None else Storage(window_tol=0.0),
+            # A refresh that nobody foresees, or that begins early, needs all samples.
+            storage=Storage() if drift is None and not rise else Storage(window_tol=0.0),
             foreach=False,
             fused=False,
             capturable=capturable,
         )
-        self.clips, self.radius, self.rows, self.brake, self.drift = clips, radius, rows, brake, drift
+        self.clips, self.radius, self.rows, self.rise, self.drift = clips, radius, rows, rise, drift
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         is_new = p not in self.state
@@ -91,10 +95,6 @@ class AnonVariant(Anon):
             if self._has_rows(p):
                 shape = (len(p), *(1,) * (p.dim() - 1))
                 state["scale"], state["peak"] = (state[key].expand(shape).clone() for key in ("scale", "peak"))
-            if self.brake:
-                state["foreseen"], state["power"], state["excess"] = (
-                    torch.zeros_like(state["scale"]) for _ in range(3)
-                )
             if self.drift is not None:
                 state["level"] = p.detach().new_zeros(())
         return state
@@ -134,12 +134,18 @@ class AnonVariant(Anon):
             clock = clock._replace(due=self._due(clock, s, w, state["level"], o))
         v, scale, peak = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
         update, v = self._clipped(v, m, scale, peak, clock, o.rule)
-        if self.brake:
-            update = update / self._excess(raw_grad, v, clock, state, o.beta1).sqrt()
+        if self.rise and o.rule.gamma > 0 and clock.due is not True:
+            risen = self._risen(v, s, w, state["step"], o)
+            update = update * _idu.pick(clock.due, torch.ones_like(v), risen / v.clamp(min=torch.finfo(v.dtype).tiny))
 
+        step_size = step_size_of(clock, scale, o)
+        if is_braked(clock, o.rule, v):
+            factor, brake = braked(clock, o, sample, s, w, v, scale, state["brake"])
+            step_size = step_size * factor
+            state["brake"].copy_(brake)
         if o.decouples_decay:
             p.mul_(1 - o.lr * o.weight_decay)
-        p.sub_(update * step_size_of(clock, scale, o))
+        p.sub_(update * step_size)
         write_((state["preconditioner"], state["scale"], state["peak"]), (v, scale, peak))
         end_interval_(clock, o.rule, s, w, state["gamma"])
 
@@ -169,23 +175,17 @@ class AnonVariant(Anon):
             v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, rule.eps, gamma))
         return v, scale, peak
 
-    def _excess(self, grad: Tensor, v: Tensor, clock: Clock, state: dict[str, Tensor], beta1: float) -> Tensor:
-        """R: the largest average of (g v)^2 since the last refresh over the one that its sigma foresees, at least 1."""
-        size = state["scale"].shape
-        axes = tuple(range(1, v.dim())) if size else tuple(range(v.dim()))
-
-        def mean(x: Tensor) -> Tensor:
-            return x.mean(axes).view(size)
-
-        foreseen = mean(state["exp_avg_sq"] / state["weight"] * v * v)
-        foreseen = _idu.pick(clock.due, foreseen, state["foreseen"])
-        power = torch.lerp(_idu.pick(clock.due, foreseen, state["power"]), mean((grad * v).square()), 1 - beta1)
-        one = torch.ones_like(power)
-        excess = torch.maximum(
-            _idu.pick(clock.due, one, state["excess"]), torch.where(foreseen > 0, power / foreseen, one)
-        )
-        write_((state["foreseen"], state["power"], state["excess"]), (foreseen, power, excess))
-        return excess
+    def _risen(self, v: Tensor, s: Tensor, w: Tensor, step: Tensor, o: StepOptions) -> Tensor:
+        """1/psi after a part of the next refresh, where that is less."""
+        if o.decides_on_device:
+            table = _idu.refresh_table(o.growth, v.device)
+            after, before = _idu.next_use_on_device(step, table), torch.where(table < step, table, 0.0).amax()
+        else:
+            t = int(step.item())
+            after, before = t + _idu.steps_to_refresh(t, o.growth), _idu.refresh_times(t, o.growth)[-1]
+        part = (1 - o.rule.beta3) * (step - before) / (after - before)
+        new = (s / w + o.rule.eps) ** o.rule.gamma
+        return torch.minimum(v, ((1 - part) / (v * v) + part * new).rsqrt())
 
     def _clipped(
         self, v: Tensor, m: Tensor, scale: Tensor, peak: Tensor, clock: Clock, rule: Rule

@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log2
 from statistics import mean
 from typing import Any
 
 from anon_lab.studies._results import Results, value
 from anon_lab.studies._spec import TUNING_SEED, Ground, Job
 
-GUARD = {"clip": 1.0, "floor": 0.01, "touch": True}
+GUARD = {"clip": 1.0, "floor": 0.01, "touch": True, "brake": False}
 BASE = {"guard": GUARD, "betas": (0.9, 0.999), "beta3": 0.5, "growth": 2.0}
 RISING = {"start": 1.25, "end": 2.0, "by": 1000}
 WARM = {"growth": 2.0, "at": 50}
 """Step 50 is the end of ngram's warm-up."""
 WORST = 10.0
-"""Margins that a candidate is behind at the most, so that one failure, however large, does not decide all."""
+"""The lag of a run that diverged, and of one that is 1,023 margins behind."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def _variant(name: str, **changes: Any) -> Candidate:
 
 
 CANDIDATES = (
-    _made("default"),
+    _made("base"),
     Candidate("as printed", {**BASE, "guard": None}),
     # One setting at a time ...
     _made("clip 0.25", clip=0.25),
@@ -59,7 +60,8 @@ CANDIDATES = (
     _variant("plain clip", clips="plain"),
     _variant("r from max", radius="max"),
     _variant("rows", rows=True),
-    _variant("brake", brake=True),
+    _made("brake", brake=True),
+    _variant("rise", rise=True),
     _variant("drift 2", drift=2.0),
     _variant("drift 4", drift=4.0),
     # ... and together, where slower growth makes room for a wider clip, a longer memory for fresher samples, or fewer
@@ -79,10 +81,13 @@ CANDIDATES = (
     _made("growth 1.1, beta2 0.99, beta3 0.8", growth=1.1, beta2=0.99, beta3=0.8),
     _variant("plain clip, growth 1.25", clips="plain", growth=1.25),
     _variant("rows, growth 1.25", rows=True, growth=1.25),
-    _variant("brake, clip 0.5", brake=True, clip=0.5),
-    _variant("brake, growth 1.25", brake=True, growth=1.25),
-    _variant("brake, clip 3", brake=True, clip=3.0),
-    _variant("brake, clip 3, growth 1.25", brake=True, clip=3.0, growth=1.25),
+    _made("brake, clip 0.5", brake=True, clip=0.5),
+    _made("brake, clip 3", brake=True, clip=3.0),
+    _made("brake, growth 1.25", brake=True, growth=1.25),
+    _made("brake, clip 0.5, beta2 0.95", brake=True, clip=0.5, beta2=0.95),
+    _variant("rise, clip 0.5", rise=True, clip=0.5),
+    _variant("rise, brake", rise=True, brake=True),
+    _variant("rise, brake, clip 0.5", rise=True, brake=True, clip=0.5),
 )
 
 
@@ -132,8 +137,8 @@ class Cell:
         return " / ".join("diverged" if number == float("-inf") else f"{abs(number):.4g}" for number in found)
 
     def lags(self, candidates: Sequence[Candidate], results: Results) -> dict[str, float] | None:
-        """How far each is behind the best one, in margins: the mean of what it lacks at its best lr and at the highest,
-        neither more than WORST; None before all are done."""
+        """How far each is behind the best one: the mean of what it lacks at its best lr and at the highest, as the
+        logarithm log2(1 + margins), so that one failure does not decide all; None before all are done."""
         values = {each.name: self.found(each, results) for each in candidates}
         known = {name: each for name, each in values.items() if each is not None}
         if len(known) < len(values):
@@ -141,7 +146,7 @@ class Cell:
         first = [max(each[kind] for each in known.values()) for kind in (0, 1)]
         return {
             name: mean(
-                min((first[kind] - each[kind]) / self.margin, WORST) if first[kind] > each[kind] else 0.0
+                min(log2(1 + (first[kind] - each[kind]) / self.margin), WORST) if first[kind] > each[kind] else 0.0
                 for kind in (0, 1)
             )
             for name, each in known.items()

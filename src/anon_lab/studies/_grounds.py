@@ -92,7 +92,7 @@ def confirmed(tiny: bool) -> list[Grounds]:
     """The grounds that had none."""
     resnet, vit = cifar10.RECIPES["resnet20"], cifar10.RECIPES["vit"]
     images = {"epochs": 15, "warmup": 1 / 15}
-    noise = diffusion.PRESETS["small"].recipe.changed(steps=1000, ema=0.99)
+    noise = diffusion.PRESETS["small"].recipe.changed(steps=1000, batch_size=64, ema=0.99)
     if tiny:
         short = Recipe(batch_size=8, steps=2)
         stand_ins = [
@@ -106,7 +106,7 @@ def confirmed(tiny: bool) -> list[Grounds]:
             Ground("cifar10 resnet20", "cifar10", resnet.changed(**images), ACCURACY, 0.86e-3, together=16),
             Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, {"model": "vit"}, together=16),
             _gpt("gpt 20m, untied", False, tiny),
-            Ground("diffusion small", "diffusion", noise, HYBRID, 0.038, small, together=4, evaluations=4),
+            Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, small, together=4, evaluations=4),
         ]
     return [
         Grounds(grounds[0], RESNET, (-0.1, 0.0, 1.0), BASELINES),
@@ -119,7 +119,7 @@ def confirmed(tiny: bool) -> list[Grounds]:
 def _gpt(name: str, tied: bool, tiny: bool) -> Ground:
     if tiny:
         recipe = Recipe(batch_size=8, steps=2)
-        return Ground(name, "ngram", recipe, LOSS, 0.027, {"width": 8 if tied else 4, "evaluated": 256}, evaluations=1)
-    recipe = gpt.PRESETS["20m"].recipe.changed(steps=500)
+        return Ground(name, "ngram", recipe, LOSS, 0.0125, {"width": 8 if tied else 4, "evaluated": 256}, evaluations=1)
+    recipe = gpt.PRESETS["20m"].recipe.changed(steps=500, batch_size=32)
     options = {"model": "20m", "tied": tied}
-    return Ground(name, "gpt", recipe, LOSS, 0.027, options, together=4, evaluations=2)
+    return Ground(name, "gpt", recipe, LOSS, 0.0125, options, together=4, evaluations=2)

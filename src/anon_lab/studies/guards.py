@@ -15,12 +15,12 @@ from anon_lab.tables._spec import Heat
 GAMMAS = (1.0, 1.1)
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 """Of the tuned AdamW's lr, at which candidates are screened."""
-LAST_ROUNDS = ((1.0, (2.0,)), (1.0, (1.0,)), (1.1, (0.5, 1.0)))
+LAST_ROUNDS = ((1.0, (2.0,)), (1.0, (1.0, 1.4, 4.0)), (1.1, (0.5, 1.0, 4.0)))
 """Gammas and multiples on the language model, whose runs are long; at gamma 1.1 the best lr is about half."""
-KEPT = (10, 6, 1)
+KEPT = (12, 6, 1)
 """Candidates that go on after each of these."""
-ALWAYS = ("default", "as printed")
-"""Candidates that come along in any case: what there was before."""
+ALWAYS = ("base", "as printed")
+"""Candidates that come along in any case: what the others change, and what there was before."""
 TIE = 1.0
 """Margins within which two lags are the same."""
 
@@ -75,13 +75,13 @@ class Meeting:
         best = tuned(baselines(self.grounds.rates)[0], self.grounds.ground, results)
         if best is None:
             return None
-        lrs = tuple(best["lr"] * each for each in self.multiples)
+        lrs = tuple(float(f"{best['lr'] * each:.6g}") for each in self.multiples)
         return Cell(self.grounds.ground, self.gamma, lrs, self.grounds.margin, self.grounds.seeds)
 
 
 class Screening:
     """From all candidates to one, by the mean lag over the cells of the grounds that have a say, in rounds: all on the
-    cheap grounds, whoever is not behind the default on the last one, and ever fewer there."""
+    cheap grounds, whoever is not behind the base on the last one, and ever fewer there."""
 
     def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
         self.final = final
@@ -163,8 +163,8 @@ def study(tiny: bool = False) -> Study:
         stages += [*_missing_from(stages, search(field, each.ground)), report(field, each.ground)]
     return Study(
         "Anon's defaults",
-        "Which clip, floor, growth, beta3, beta2 and touch are safe at four times AdamW's best lr, and as good as a "
-        "tuned AdamW or SGDM at the best?",
+        "Which clip, floor, growth, beta3, beta2, touch and brake are safe at four times AdamW's best lr, and as good "
+        "as a tuned AdamW or SGDM at the best?",
         stages,
         references=BASELINES,
         sections=partial(_sections, screening),
@@ -193,11 +193,11 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
             [name, f"{lag:.2f}", *(cell.words(named[name], results) for cell in where), in_words(named[name].values)]
             for name, lag in order
         ]
+        margins = "; ".join(dict.fromkeys(f"{cell.ground.name} {cell.margin:g}" for cell in where))
         text = (
             "Validation: the value at the best lr / at the highest. The lag is how far a candidate is behind the best "
-            "one, the mean over the columns and over both numbers, in units of what equal ones may differ by "
-            f"({'; '.join(dict.fromkeys(f'{cell.ground.name} {cell.margin:g}' for cell in where))}); one number counts "
-            f"{WORST:g} at the most, as does one that diverged. Less than {TIE:g} apart is a tie."
+            "one, the mean over the columns and over both numbers of log2(1 + x), where x is in units of what equal "
+            f"ones may differ by ({margins}); {WORST:g} where it diverged. Less than {TIE:g} apart is a tie."
         )
         sections.append(Section(title, [head, *body], text))
     winner = screening.winner(results)
@@ -222,7 +222,7 @@ def _heats(screening: Screening, results: Results) -> dict[str, Heat]:
             [cell.name for cell in where],
             [[each[name] for each in lags] for name, _ in order],
             [[cell.words(named[name], results) for cell in where] for name, _ in order],
-            "lag in margins",
+            "lag",
             higher_is_better=False,
         )
     }

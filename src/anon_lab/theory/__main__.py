@@ -93,7 +93,7 @@ def main() -> None:
         table.add_column(column, justify="right" if column else "left")
     cases = [(*variant, gamma) for variant in VARIANTS for gamma in GAMMAS]
     for eps, guard, gamma in track(cases, "measuring", console=console, transient=True):
-        low, high = v_range(gamma, 1.0, eps, guard)
+        low, high = v_range(gamma, 1.0, eps, guard, DIM)
         convex, nonconvex = bounds(STEPS, gamma, eps, guard)
         numbers = (
             gamma,

@@ -30,16 +30,22 @@ def refresh_times(T: int, growth: Growth = 2.0) -> list[int]:
 #     v between eps^(-gamma/2) and (G^2 + eps)^(-gamma/2), the first being the larger for gamma > 0.
 # The sticky clip lowers v as far as clip r / |m_hat| >= clip r / G, where r is 1 until a refresh sets it to something
 # between eps^((1-gamma)/2) and (G^2 + eps)^((1-gamma)/2).
+# The brake divides v by R^(gamma/2), R <= 16, in tensors of at least 64 elements; within an interval it only rises, as
+# the clip's psi does.
 
 
-def v_range(gamma: float, gradient_bound: float, eps: float = 1e-16, guard: Guard | None = None) -> VRange:
-    """C_l and C_u, for the printed algorithm or under a guard."""
+def v_range(
+    gamma: float, gradient_bound: float, eps: float = 1e-16, guard: Guard | None = None, dim: int = 1
+) -> VRange:
+    """C_l and C_u, for the printed algorithm or under a guard, of a tensor of `dim` elements."""
     _expect_positive(gradient_bound=gradient_bound, eps=eps)
     sigmas = eps, gradient_bound**2 + eps
     lower, upper = sorted(sigma ** (-gamma / 2) for sigma in sigmas)
     if guard is not None and gamma > 0:
         smallest_r = min(1.0, *(sigma ** ((1 - gamma) / 2) for sigma in sigmas))
         lower = min(lower, guard.clip * smallest_r / gradient_bound)
+        if guard.brake and dim >= _idu.BRAKED:
+            lower *= _idu.TAIL ** (-gamma / 2)
     return VRange(lower, upper)
 
 
@@ -69,7 +75,7 @@ def convex_regret_bound(
     _expect_run(T, dim, beta1, p)
     _expect_positive(diameter=diameter, lr=lr)
     _expect("momentum_decay", momentum_decay, 0 < momentum_decay <= 1, "a number in (0, 1]")
-    v = v_range(gamma, gradient_bound, eps, guard)
+    v = v_range(gamma, gradient_bound, eps, guard, dim)
     ends = [a - 1 for a in refresh_times(T, growth)[1:]] + [T]
     distance = diameter**2 / (2 * v.lower * lr) * sum(e**p for e in ends)
     momentum = diameter * gradient_bound * _sum_of_momenta(T, beta1, momentum_decay)
@@ -113,7 +119,7 @@ def nonconvex_bound(
     _expect_run(T, dim, beta1, p)
     _expect_positive(smoothness=smoothness, lr=lr)
     _expect("gap", gap, gap >= 0, "a number >= 0")
-    v = v_range(gamma, gradient_bound, eps, guard)
+    v = v_range(gamma, gradient_bound, eps, guard, dim)
     rates = [lr * a**-p / (1 - beta1**a if bias_correction else 1.0) for a in refresh_times(T, growth)]
     noise = dim * gradient_bound**2
     K = (1 + beta1) / (2 * (1 - beta1)) * smoothness * noise * (v.upper * lr) ** 2
