@@ -47,6 +47,7 @@ from anon_optim._step import (
     projected,
     read_clock,
     rule_of,
+    start_brake_,
     step_options,
     step_size_of,
     store_,
@@ -444,9 +445,7 @@ class Anon(Optimizer):
                     v.to(s.dtype), s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
-                if v.numel() >= _idu.BRAKED:
-                    foreseen = _idu.foreseen_power(s, state["weight"], refreshed[0], refreshed[1])
-                    state["brake"].copy_(_idu.set_brake(foreseen))
+                start_brake_(state["brake"], s, state["weight"], *refreshed[:2])
                 forget_what_was_seen(state["preconditioner"])
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
@@ -541,9 +540,7 @@ class Anon(Optimizer):
                     torch.ones_like(s), s, bias_correction2, state["scale"], state["peak"], rule, math.nan
                 )
                 write_((v, state["scale"], state["peak"]), refreshed)
-                if v.numel() >= _idu.BRAKED:
-                    foreseen = _idu.foreseen_power(s, bias_correction2, refreshed[0], refreshed[1])
-                    state["brake"].copy_(_idu.set_brake(foreseen))
+                start_brake_(state["brake"], s, bias_correction2, *refreshed[:2])
                 s.zero_()
 
 

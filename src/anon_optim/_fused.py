@@ -48,7 +48,7 @@ class Numbers(NamedTuple):
     """Whether this refresh is the first of another gamma."""
     accumulate: bool
 
-    def brakes(self, due: bool, by_device: bool) -> bool:
+    def has_brake(self, due: bool, by_device: bool) -> bool:
         """Whether the brake has a part in this step; where the device decides, it may."""
         return self.rule.brake and (by_device or (self.rule.gamma if due else self.gamma) > 0)
 

@@ -244,7 +244,7 @@ def compiled_launch() -> Launch | None:
         a = prepared.arguments
         _set_numbers(a, x)
         a.clock = None if clock is None else clock.data_ptr()
-        a.due, a.brake = due, x.brakes(due, clock is not None)
+        a.due, a.brake = due, x.has_brake(due, clock is not None)
         if due:
             sums = torch.empty(3 * prepared.n_blocks + len(batch.params), dtype=torch.float64, device="cpu")
             a.sums = sums.data_ptr()

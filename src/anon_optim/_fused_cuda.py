@@ -487,7 +487,7 @@ def launch(batch: Batch, x: Numbers, *, due: bool, clock: Tensor | None) -> None
 
 def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     _step(batch, x, due, clock)
-    if x.brakes(due, clock is not None):
+    if x.has_brake(due, clock is not None):
         _run(
             _brake_kernel, len(batch.params), batch,
             (batch.powers, batch.first_block, batch.numels, batch.table if clock is None else clock, batch.scales,
@@ -525,7 +525,7 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         "DECOUPLED": x.weight_decay != 0 and x.decoupled,
         "TOUCH": rule.touch,
         "CLIP": rule.clip < math.inf,
-        "BRAKE": x.brakes(due, clock is not None),
+        "BRAKE": x.has_brake(due, clock is not None),
         "LR_SCALE": x.lr_scale,
         "STOCHASTIC": x.stochastic_round and kind.param_dtype == torch.bfloat16,
         "BLOCK": BLOCK,

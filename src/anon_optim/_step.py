@@ -233,6 +233,12 @@ def braked_all(
     return list(factors.unbind()), list(followed.unbind())
 
 
+def start_brake_(brake: Tensor, s: Tensor, w: Tensor, v: Tensor, scale: Tensor) -> None:
+    """What `braked` does at a refresh, for one outside of a step."""
+    if v.numel() >= _idu.BRAKED:
+        brake.copy_(_idu.set_brake(_idu.foreseen_power(s, w, v, scale)))
+
+
 def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, gamma: Tensor) -> None:
     if clock.due is True:
         exp_avg_sq.zero_()
