@@ -43,7 +43,7 @@ def _times(first: float, factor: float, count: int) -> tuple[float, ...]:
 DIGITS = Rates(_times(1e-3, 2, 5), _times(0.01, 2, 7), (0.0, 0.1), (0.0, 1e-3))
 ZIPF = Rates(_times(6.25e-4, 2, 5), _times(0.01, 2, 7), (0.0, 0.01), (0.0, 1e-4))
 NGRAM = Rates(_times(4e-3, 2, 5), _times(0.0125, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
-GPT = Rates((2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), _times(0.02, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
+GPT = Rates((5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3), _times(0.02, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
 RESNET = Rates((5e-4, 1e-3, 2e-3, 4e-3, 8e-3), _times(0.0125, 2, 7), (0.1, 0.5), (5e-4, 1e-3))
 VIT = Rates((2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), _times(0.0125, 2, 7), (0.05, 0.2), (5e-4, 1e-3))
 DIFFUSION = Rates((1e-4, 2e-4, 5e-4, 1e-3, 2e-3), _times(0.01, 2, 7), (0.0, 0.01), (0.0, 1e-4))
