@@ -90,6 +90,17 @@ def test_the_brake_holds_until_the_next_refresh(gamma, path):
     assert found == pytest.approx([1, 1, 1, 1, 3, 1 / held, 2 / held, later, later], rel=1e-5)
 
 
+def test_the_brake_is_one_of_the_diagnostics():
+    p = torch.nn.Parameter(torch.zeros(64))
+    opt = Anon([p], gamma=1.5, betas=(0.0, 0.999), guard=Guard(clip=math.inf))
+    for g in (1.0, 1.0, 1.0, 1.0, 3.0):
+        p.grad = torch.full_like(p, g)
+        opt.step()
+    assert opt.diagnostics()[0].brake == pytest.approx(9**0.75)
+    opt.refresh()
+    assert opt.diagnostics()[0].brake == 1
+
+
 @pytest.mark.parametrize("path", BRAKED)
 @pytest.mark.parametrize(("gamma", "size"), [(-0.5, 64), (0.0, 64), (1.0, 63)])
 def test_there_is_no_brake_below_0_or_in_small_tensors(gamma, size, path):
