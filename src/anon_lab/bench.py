@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import anon_optim
 from anon_lab.files import unfit, write_json
 from anon_lab.workloads import FOR_CPU, FOR_CUDA, WORKLOADS, Turns, Workload
-from anon_optim import Anon, Storage, _idu, state_bytes
+from anon_optim import Anon, Guard, Storage, _idu, state_bytes
 
 BASELINE = "AdamW fused"
 RUN = 100_000  # steps of the run whose mean is reported
@@ -52,6 +52,8 @@ def contenders() -> list[Contender]:
         _anon("Anon fused, without s", 24, fused=True, growth=never),
         _anon("Anon fused, with s, v bf16", 30, mid_interval=True, fused=True, storage=BF16),
         _anon("Anon fused, without s, v bf16", 22, fused=True, growth=never, storage=BF16),
+        _anon("Anon fused, no brake, with s", 32, mid_interval=True, fused=True, guard=Guard(brake=False)),
+        _anon("Anon fused, no brake, without s", 24, fused=True, growth=never, guard=Guard(brake=False)),
         _anon("Anon fused, printed, without s", 24, fused=True, growth=never, guard=None),
         _anon("Anon fused, refresh", 56, fused=True, growth=EVERY_STEP),
         _anon("Anon foreach, with s", 32, mid_interval=True, foreach=True),

@@ -278,31 +278,48 @@ static int guard(int n, const float *restrict p, const float *restrict g, const 
     return unseen | changed;
 }
 
+/* The sum over a block of what each coordinate adds to the power, in a fixed order. */
+typedef struct {
+    float lanes[LANES];
+} Power;
+
 INLINE float at_most(float x, float most) { return x < most ? x : most; }
 
-/* The sum of x v^2 over a tile, each at most so much, in a fixed order. */
-INLINE double power_of_tile(int n, const float *restrict x, const float *restrict v, float most) {
-    float lanes[LANES] = {0};
-    double total = 0;
+/* Adds x v^2. */
+INLINE void add_power(int n, const float *restrict x, const float *restrict v, float most, Power *power) {
+    Power sum = *power;
     int whole = n - n % LANES;
     for (int i = 0; i < whole; i += LANES)
-        for (int j = 0; j < LANES; j++) lanes[j] += at_most(x[i + j] * v[i + j] * v[i + j], most);
-    for (int i = whole; i < n; i++) total += at_most(x[i] * v[i] * v[i], most);
-    for (int j = 0; j < LANES; j++) total += lanes[j];
-    return total;
+        for (int j = 0; j < LANES; j++) sum.lanes[j] += at_most(x[i + j] * v[i + j] * v[i + j], most);
+    for (int i = whole; i < n; i++) sum.lanes[i - whole] += at_most(x[i] * v[i] * v[i], most);
+    *power = sum;
 }
 
-static double power_of_gradients(int n, const float *restrict p, const float *restrict g, const float *restrict m,
-                                 const float *restrict v, const Step *x, float most) {
-    float samples[TILE], factor = x->factor, decay = x->weight_decay;
-    if (x->coupled || x->belief)
-        for (int i = 0; i < n; i++) {
-            float raw = g[i] * factor, grad = x->coupled ? raw + decay * p[i] : raw;
-            samples[i] = sample_of(raw, grad, m[i], x->belief, x->masked);
+/* Adds (g v)^2. */
+INLINE void add_gradients(int n, const float *restrict g, const float *restrict v, float factor, float most,
+                          Power *power) {
+    Power sum = *power;
+    int whole = n - n % LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float u = g[i + j] * factor * v[i + j];
+            sum.lanes[j] += at_most(u * u, most);
         }
-    else
-        for (int i = 0; i < n; i++) samples[i] = g[i] * factor * (g[i] * factor);
-    return power_of_tile(n, samples, v, most);
+    for (int i = whole; i < n; i++) {
+        float u = g[i] * factor * v[i];
+        sum.lanes[i - whole] += at_most(u * u, most);
+    }
+    *power = sum;
+}
+
+static void add_samples(int n, const float *p, const float *g, const float *m, const float *v, const Step *x,
+                        float most, Power *power) {
+    float samples[TILE], factor = x->factor, decay = x->weight_decay;
+    for (int i = 0; i < n; i++) {
+        float raw = g[i] * factor, grad = x->coupled ? raw + decay * p[i] : raw;
+        samples[i] = sample_of(raw, grad, m[i], x->belief, x->masked);
+    }
+    add_power(n, samples, v, most, power);
 }
 
 /* theta <- decay theta - lr v m_hat */
@@ -313,10 +330,13 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 
 /* A step between refreshes; returns whether some v has changed. */
 INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
-                 double *power) {
+                 Power *power) {
     moments(n, p, g, m, s, x, turn->accumulate);
     int changed = look(n, g, m, v, x->factor, turn->watch) && guard(n, p, g, m, v, x, turn);
-    if (x->brake) *power += power_of_gradients(n, p, g, m, v, x, turn->most);
+    if (x->brake && (x->coupled || x->belief))
+        add_samples(n, p, g, m, v, x, turn->most, power);
+    else if (x->brake)
+        add_gradients(n, g, v, x->factor, turn->most, power);
     move(n, p, m, v, turn->decay, turn->step_size);
     return changed;
 }
@@ -367,14 +387,14 @@ INLINE void recursion_of_adam(int n, const float *restrict m, const float *restr
     }
 }
 
-static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn, double *power) {
+static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn, Power *power) {
     if (x->new_gamma == 0)
         for (int i = 0; i < n; i++) v[i] = 1;
     else if (x->new_gamma == 1 && x->beta3 > 1e-6)
         recursion_of_adam(n, m, s, v, x, turn);
     else
         recursion(n, m, s, v, x, turn);
-    if (x->brake) *power += power_of_tile(n, s, v, INFINITY) * turn->inverse_weight;
+    if (x->brake) add_power(n, s, v, INFINITY, power);
     memset(s, 0, n * sizeof(float));
 }
 
@@ -457,7 +477,7 @@ static void store_param(const Step *x, int64_t tensor, int64_t i, int n, const f
     narrow_stochastic(p, to, n, tile_key(x->seed, tile));
 }
 
-static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i, int n, double *power) {
+static void step_tile(const Step *x, const Turn *turn, int64_t tensor, int64_t i, int n, Power *power) {
     float p_copy[TILE], g_copy[TILE], v_copy[TILE];
     void *p_at = element(x, PARAM, tensor, i, x->param_dtype);
     void *g_at = element(x, GRAD, tensor, i, x->grad_dtype);
@@ -500,9 +520,13 @@ static void step_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t en
     for (int64_t b = begin; b < end; b++) {
         int64_t start = b * BLOCK, left = x->numels[tensor] - start;
         int n = left < BLOCK ? left : BLOCK;
-        double power = 0;
+        Power power = {{0}};
         for (int i = 0; i < n; i += TILE) step_tile(x, &turn, tensor, start + i, n - i < TILE ? n - i : TILE, &power);
-        if (x->brake) x->powers[x->first_block[tensor] + b] = power;
+        if (x->brake) {
+            double total = 0;
+            for (int j = 0; j < LANES; j++) total += power.lanes[j];
+            x->powers[x->first_block[tensor] + b] = turn.due ? total * turn.inverse_weight : total;
+        }
     }
 }
 
