@@ -16,7 +16,10 @@ def tiny(monkeypatch):
     workload = Workload("tiny", lambda: [(32, 8), (8,), (300,)])
     monkeypatch.setitem(WORKLOADS, "tiny", workload)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda *_: 1e10)
-    return workload
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other where other tests run beside
+    yield workload
+    torch.set_num_threads(threads)
 
 
 def test_reports_every_path_and_writes_json(tiny, tmp_path, capsys):
