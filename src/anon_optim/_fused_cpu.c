@@ -17,8 +17,6 @@
 #define BLOCK 2048 /* sums are taken over so many elements */
 #define GRAIN 1024 /* a thread takes at most so many blocks at a time */
 #define LANES 16
-#define BRAKED 64 /* a tensor of fewer elements has no brake */
-#define TAIL 16   /* a coordinate counts at most so many times the power foreseen */
 #define SERIAL 32768 /* with fewer elements, waking other threads takes longer than the step */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -48,8 +46,10 @@ typedef struct {
     double *powers;             /* of each block, for the brake */
     Parallel parallel;          /* GOMP_parallel, or NULL */
     int64_t n_tensors, n_elements, grain, next;
+    int64_t braked;             /* a tensor of fewer elements has no brake */
     uint64_t seed;
     double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, beta3, clip, floor;
+    double tail; /* a coordinate counts at most so many times the power foreseen */
     int32_t threads, param_dtype, grad_dtype, preconditioner_dtype;
     int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic, brake;
 } Step;
@@ -458,7 +458,7 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale : 1);
     if (x->brake && !turn.due && turn.gamma > 0) {
         double excess = x->brakes[3 * tensor + EXCESS];
-        turn.most = TAIL * x->brakes[3 * tensor + FORESEEN];
+        turn.most = x->tail * x->brakes[3 * tensor + FORESEEN];
         if (excess > 1) turn.step_size *= pow(excess, -turn.gamma / 2);
     }
     if (turn.due) {
@@ -562,7 +562,7 @@ static void scales_of(const Step *x, int64_t tensor) {
 static void brake_of(const Step *x, int64_t tensor) {
     float due = x->clock ? x->clock[tensor * CLOCK_COLUMNS + DUE] : x->due;
     float *brake = x->brakes + 3 * tensor;
-    if (x->numels[tensor] < BRAKED || due < 0 || (x->clock && !(x->clock[tensor * CLOCK_COLUMNS + GAMMA] > 0))) return;
+    if (x->numels[tensor] < x->braked || due < 0 || (x->clock && !(x->clock[tensor * CLOCK_COLUMNS + GAMMA] > 0))) return;
     double power = 0, typical = (double)x->scales[tensor] * x->scales[tensor];
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) power += x->powers[b];
     power /= x->numels[tensor];

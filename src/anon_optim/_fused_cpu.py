@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from anon_optim import _idu
 from anon_optim._fused import Batch, Launch, Numbers
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -50,10 +51,10 @@ class Arguments(ctypes.Structure):
             for name in ("table", "numels", "first_block", "scales", "peaks", "brakes", "weights")
         ),
         *((name, ctypes.c_void_p) for name in ("clock", "sums", "means", "powers", "parallel")),
-        *((name, ctypes.c_int64) for name in ("n_tensors", "n_elements", "grain", "next")),
+        *((name, ctypes.c_int64) for name in ("n_tensors", "n_elements", "grain", "next", "braked")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_double) for name in ("lr", "gamma", "new_gamma", "bias_correction1", "weight_decay")),
-        *((name, ctypes.c_double) for name in ("factor", "beta1", "beta2", "eps", "beta3", "clip", "floor")),
+        *((name, ctypes.c_double) for name in ("factor", "beta1", "beta2", "eps", "beta3", "clip", "floor", "tail")),
         *((name, ctypes.c_int32) for name in ("threads", "param_dtype", "grad_dtype", "preconditioner_dtype")),
         *((name, ctypes.c_int32) for name in ("due", "accumulate", "changed", "decoupled", "coupled", "belief")),
         *((name, ctypes.c_int32) for name in ("masked", "touch", "lr_scale", "stochastic", "brake")),
@@ -203,6 +204,8 @@ class _Prepared:
             parallel=_parallel(),
             n_tensors=len(batch.params),
             n_elements=int(batch.numels.sum()),
+            braked=_idu.BRAKED,
+            tail=_idu.TAIL,
             param_dtype=_DTYPES[kind.param_dtype],
             grad_dtype=_DTYPES[kind.grad_dtype],
             preconditioner_dtype=_DTYPES[kind.preconditioner_dtype],

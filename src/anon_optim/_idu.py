@@ -264,7 +264,7 @@ def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[Tenso
 
 # The brake. Between refreshes psi cannot follow gradients that grow, so their power, the mean of g^2 / psi2 over a
 # tensor, is watched. `brake` holds the power that a refresh foresees, its running average since, and the largest ratio
-# of the two; all functions take it for one tensor, (3,), or for several, (n, 3).
+# of the two: (3,) for one tensor, (n, 3) for several.
 
 BRAKED = 64
 """A tensor of fewer elements has no brake: its power varies too much from step to step to tell that it has grown."""
