@@ -22,7 +22,7 @@ KEPT = (12, 6, 1)
 ALWAYS = ("base", "as printed")
 """Candidates that come along in any case: what the others change, and what there was before."""
 TIE = 1.0
-"""Margins within which two lags are the same."""
+"""Lags less than this apart are the same."""
 
 
 def baselines(rates: Rates) -> list[Contender]:
