@@ -33,7 +33,8 @@ def trained(*settings: Settings) -> list[dict]:
     ("optimizer", "hyper"),
     [
         *((name, {}) for name in ("Anon", "AdamW", "SGDM", "Adam", "AMSGrad", "Lion", "AdaBelief")),
-        ("Anon (variant)", {"rows": True, "clips": "plain"}),
+        ("Anon (variant)", {"rows": True, "clips": "plain", "guard": {"brake": False}}),
+        ("Anon (variant)", {"rise": True}),
         ("Anon (variant)", {"drift": 2.0}),
     ],
 )

@@ -269,6 +269,34 @@ def test_whoever_is_not_behind_the_base_meets_on_the_language_model(
     assert winner.name == "clip 0.5"
 
 
+def test_safety_does_not_make_up_for_a_worse_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("base", "as printed", "clip 0.25", "clip 0.5")
+    chosen = tuple(each for each in _candidates.CANDIDATES if each.name in names)
+    monkeypatch.setattr(guards, "CANDIDATES", chosen)
+    cheap, final = _grounds.settled(True)
+    screening = guards.Screening(cheap[2:], final)
+
+    def winner(adamw: float) -> str:
+        results = Results(tmp_path / f"{adamw}.jsonl")
+        # A margin is 0.01. "clip 0.25" alone learns at the highest lr, and has the smallest lag; its optimum is 0.02
+        # behind that of "clip 0.5".
+        low = {"base": 4.5, "as printed": 5.0, "clip 0.25": 4.02, "clip 0.5": 4.0}
+        high = {"base": 5.0, "as printed": 6.0, "clip 0.25": 4.02, "clip 0.5": 5.0}
+        for stage in [*guards._baseline_searches(cheap[2:]), *screening.stages()]:
+            for job in _training.missing(stage, results):
+                top = max(lr for _, multiples in guards.LAST_ROUNDS for lr in multiples)
+                is_high = job.values["lr"] >= top * final.rates.adam[0]
+                numbers = high if is_high else low
+                results.add(record(job, numbers.get(job.label.partition(", ")[2], adamw)))
+        found = screening.winner(results)
+        assert found is not None
+        return found.name
+
+    assert winner(adamw=4.015) == "clip 0.25"
+    assert winner(adamw=4.005) == "clip 0.5"
+    assert winner(adamw=3.0) == "clip 0.25"  # nobody is level
+
+
 def test_where_all_diverged_none_is_behind(tmp_path: Path) -> None:
     results = Results(tmp_path / "runs.jsonl")
     cell = _candidates.Cell(GROUND, 1.0, (0.4,), margin=1.0)

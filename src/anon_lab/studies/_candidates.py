@@ -6,7 +6,7 @@ from math import log2
 from statistics import mean
 from typing import Any
 
-from anon_lab.studies._results import Results, value
+from anon_lab.studies._results import Results, worth
 from anon_lab.studies._spec import TUNING_SEED, Ground, Job
 
 GUARD = {"clip": 1.0, "floor": 0.01, "touch": True, "brake": False}
@@ -118,15 +118,12 @@ class Cell:
     def found(self, candidate: Candidate, results: Results) -> tuple[float, float] | None:
         """The values at the best and at the highest lr, each the mean over seeds, turned so that more is better; None
         before all are done."""
-        metric = self.ground.metric
-        sign = 1 if metric.higher_is_better else -1
         numbers = []
         for job in self.jobs(candidate):
             record = results.of(job)
             if record is None:
                 return None
-            number = value(record, metric)
-            numbers.append(float("-inf") if number is None else sign * number)
+            numbers.append(worth(record, self.ground.metric))
         means = [mean(numbers[place :: len(self.lrs)]) for place in range(len(self.lrs))]
         return max(means), means[-1]
 

@@ -64,11 +64,18 @@ def value(record: Record, metric: Metric) -> float | None:
     return None if record["diverged"] else record["evaluation"][metric.name]
 
 
+def worth(record: Record, metric: Metric) -> float:
+    """The value, turned so that more is better; where the run diverged, less than any number."""
+    number = value(record, metric)
+    if number is None:
+        return float("-inf")
+    return number if metric.higher_is_better else -number
+
+
 def best(records: Sequence[Record], metric: Metric) -> Record | None:
     """The one with the best value, the earliest of equals; None where all diverged."""
-    alive = [(number, record) for record in records if (number := value(record, metric)) is not None]
-    sign = 1 if metric.higher_is_better else -1
-    return max(alive, key=lambda each: sign * each[0], default=(0.0, None))[1]
+    alive = [record for record in records if not record["diverged"]]
+    return max(alive, key=lambda record: worth(record, metric), default=None)
 
 
 def trials(contender: Contender, ground: Ground, results: Results, axis: int) -> list[Job]:

@@ -8,7 +8,7 @@ from functools import partial
 from anon_lab.studies._candidates import CANDIDATES, WORST, Candidate, Cell, ordered, screened
 from anon_lab.studies._grounds import BASELINES, Grounds, Rates, confirmed, settled
 from anon_lab.studies._report import in_words
-from anon_lab.studies._results import Results, report, search, tuned
+from anon_lab.studies._results import Results, report, search, tried, tuned, worth
 from anon_lab.studies._spec import Contender, Job, Section, Stage, Study
 from anon_lab.tables._spec import Heat
 
@@ -81,7 +81,8 @@ class Meeting:
 
 class Screening:
     """From all candidates to one, by the mean lag over the cells of the grounds that have a say, in rounds: all on the
-    cheap grounds, whoever is not behind the base on the last one, and ever fewer there."""
+    cheap grounds, whoever is not behind the base on the last one, and ever fewer there. In the end safety at high
+    learning rates cannot make up for a worse optimum: the winner is level with the tuned AdamW, if anyone is."""
 
     def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
         self.final = final
@@ -110,6 +111,8 @@ class Screening:
         order = self.order(rounds, results)
         if order is None:
             return []
+        if rounds == len(self.rounds):
+            order = [each for each in order if self.is_level(each[0], results)] or order
         if rounds == 1:
             names = [name for name, lag in order if lag < dict(order)[ALWAYS[0]] + TIE]
         else:
@@ -117,6 +120,15 @@ class Screening:
         if rounds < len(self.rounds):
             names += ALWAYS
         return [each for each in CANDIDATES if each.name in names]
+
+    def is_level(self, name: str, results: Results) -> bool:
+        """Whether the candidate's best at gamma 1 on the last ground is no more than a margin behind the tuned AdamW."""
+        ground = self.final.ground
+        theirs = [record for _, record in tried(baselines(self.final.rates)[0], ground, results)]
+        candidate = next(each for each in CANDIDATES if each.name == name)
+        cells = [meeting.cell(results) for meetings in self.rounds[1:] for meeting in meetings if meeting.gamma == 1]
+        ours = [found[0] for cell in cells if cell and (found := cell.found(candidate, results))]
+        return max(ours) >= max(worth(each, ground.metric) for each in theirs) - self.final.margin
 
     def winner(self, results: Results) -> Candidate | None:
         """Who is left after the last round."""
@@ -202,7 +214,11 @@ def _sections(screening: Screening, results: Results) -> list[Section]:
         sections.append(Section(title, [head, *body], text))
     winner = screening.winner(results)
     if winner is not None:
-        sections.append(Section("The choice", [["", "settings"], [winner.name, in_words(winner.values)]]))
+        text = (
+            f"The smallest lag of those whose best at γ 1 on “{screening.final.ground.name}” is no more than "
+            f"{screening.final.margin:g} behind the tuned AdamW's; of all, if there is none."
+        )
+        sections.append(Section("The choice", [["", "settings"], [winner.name, in_words(winner.values)]], text))
     return sections
 
 
