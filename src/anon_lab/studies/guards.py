@@ -122,7 +122,7 @@ class Screening:
         return [each for each in CANDIDATES if each.name in names]
 
     def is_level(self, name: str, results: Results) -> bool:
-        """Whether the candidate's best at gamma 1 on the last ground is no more than a margin behind the tuned AdamW."""
+        """Whether its best at gamma 1 on the last ground is no more than a margin behind the tuned AdamW's."""
         ground = self.final.ground
         theirs = [record for _, record in tried(baselines(self.final.rates)[0], ground, results)]
         candidate = next(each for each in CANDIDATES if each.name == name)
