@@ -124,7 +124,7 @@ class Guarded:
         growth: Growth = 2.0,
         total_steps: int | None = None,
         window_tol: float = 2**-24,
-        clip: float = 1.0,
+        clip: float = 0.5,
         floor: float = 0.01,
         touch: bool = True,
         brake: bool = True,

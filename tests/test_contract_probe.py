@@ -318,9 +318,9 @@ def test_a_group_may_be_added_later():
     params = parameters()
     optimizer = Anon(params[:1], lr=0.01, gamma=1.1)
     train(params, optimizer, range(1, 4))
-    optimizer.add_param_group({"params": params[1:], "gamma": 0.0, "guard": Guard(floor=0.5)})
+    optimizer.add_param_group({"params": params[1:], "gamma": 0.0, "guard": Guard(floor=0.25)})
     added = optimizer.param_groups[1]
-    assert (added["lr"], added["gamma"], added["floor"], added["clip"]) == (0.01, 0.0, 0.5, 1.0)
+    assert (added["lr"], added["gamma"], added["floor"], added["clip"]) == (0.01, 0.0, 0.25, 0.5)
     assert "guard" not in added
     train(params, optimizer, range(4, 6))
     assert [state["step"].item() for state in states(params, optimizer)] == [5, 2, 2]

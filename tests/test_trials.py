@@ -109,8 +109,9 @@ def number() -> Tensor:
 
 
 def anon_on_the_example(gammas: Sequence[float]) -> Anon:
-    # lr has the unit theta / gradient^(1 - gamma); measured in the rare gradient of about 1000, one lr serves all.
-    groups = [{"params": [number()], "gamma": gamma, "lr": 0.1 * 1000 ** (gamma - 1)} for gamma in gammas]
+    # lr has the unit theta / gradient^(1 - gamma); measured in the rare gradient of about 1000, one lr serves all. The
+    # clip lets no step exceed half of it, so that 0.2 allows what 0.1 allows Adam.
+    groups = [{"params": [number()], "gamma": gamma, "lr": 0.2 * 1000 ** (gamma - 1)} for gamma in gammas]
     return Anon(groups, betas=(0.5, 0.75), project=Box(-1, 1))
 
 
@@ -123,7 +124,7 @@ def assert_heads_for_minus_one(places: Sequence[float]) -> None:
 def test_default_heads_for_the_optimum_of_the_papers_example():
     gammas = (0.5, 1.0, 1.5)
     # Doublings of the time, always at the end of a period, so that no ripple inside a period is compared.
-    places = follow(anon_on_the_example(gammas), periods=(40, 80, 160))
+    places = follow(anon_on_the_example(gammas), periods=(80, 160, 320))
     for of_gamma in zip(*places, strict=True):
         assert_heads_for_minus_one(of_gamma)
         assert of_gamma[-1] < -0.08
@@ -131,7 +132,7 @@ def test_default_heads_for_the_optimum_of_the_papers_example():
 
 @pytest.mark.slow
 def test_default_heads_for_the_optimum_for_100_000_steps():
-    places = follow(anon_on_the_example((0.5, 1.0, 1.5)), periods=(40, 80, 160, 320, 640, 990))
+    places = follow(anon_on_the_example((0.5, 1.0, 1.5)), periods=(80, 160, 320, 640, 990))
     for of_gamma in zip(*places, strict=True):
         assert_heads_for_minus_one(of_gamma[:-1])
         assert of_gamma[-1] < of_gamma[-2]
@@ -296,11 +297,11 @@ def test_no_step_is_larger_than_lr_times_r(kind, gamma):
 
 @pytest.mark.parametrize(("kind", "ratio"), [(LowRank, 1.0), (FewWords, 1.1)])
 def test_fine_tuning_reaches_adamw(kind, ratio):
-    # Means of 20 seeds, gamma 1 and 1.1: 0.7 and 0.8 of AdamW's loss on LowRank, 1.03 and 0.86 on FewWords.
-    lrs = (1e-2, 3e-2, 1e-1)
-    adamw = tuned(kind, AdamW, lrs, seeds=5)
+    # Means of 20 seeds, gamma 1 and 1.1: 0.97 and 0.97 of AdamW's loss on LowRank, 1.08 and 1.06 on FewWords.
+    lrs = (1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2, 1.1e-1)
+    adamw = tuned(kind, AdamW, lrs, seeds=10)
     for gamma in (1.0, 1.1):
-        assert tuned(kind, partial(Anon, gamma=gamma), lrs, seeds=5) < ratio * adamw
+        assert tuned(kind, partial(Anon, gamma=gamma), lrs, seeds=10) < ratio * adamw
 
 
 @pytest.mark.parametrize(

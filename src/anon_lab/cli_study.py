@@ -1,4 +1,4 @@
-"""The command that carries out a study: `anon study`."""
+"""The commands that carry out studies and sum them up: `anon study` and `anon results`."""
 
 import os
 from pathlib import Path
@@ -59,4 +59,24 @@ def study(
                 for path in studies.run(name, studies.Order(out, minutes, only), where, console, tiny):
                     typer.echo(path)
         except (ValueError, tasks.DataMissing) as error:
+            raise fail(str(error)) from None
+
+
+@app.command()
+def results(
+    out: Annotated[
+        Path, typer.Option(help="Folder with the studies' folders; takes README.md and overview.svg.")
+    ] = Path("results"),
+) -> None:
+    """Show what all studies have found so far: where Anon is better than AdamW and SGDM, level, or worse (seconds)."""
+    check_folder(out)
+    with interruptible(), writing(out):
+        from rich.console import Console
+
+        from anon_lab.studies import overview
+
+        try:
+            for path in overview.save(out, Console()):
+                typer.echo(path)
+        except ValueError as error:
             raise fail(str(error)) from None

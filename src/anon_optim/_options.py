@@ -12,7 +12,7 @@ class Guard:
     """What keeps Anon safe where the printed algorithm breaks. All guards respect the gradient's scale: the
     adaptivity stays gamma. At gamma = 0 none of them acts."""
 
-    clip: float = 1.0
+    clip: float = 0.5
     """Where |update| would exceed `clip` times the tensor's typical update, psi itself is raised (until the next
     refresh) so that it does not. For gamma > 0 only; inf switches it off."""
     floor: float = 0.01

@@ -92,9 +92,9 @@ def test_sgd_is_anon_at_gamma_zero() -> None:
 
 @pytest.mark.parametrize("name", online.OPTIMIZERS)
 def test_the_first_step_by_hand(name: str) -> None:
-    """The first gradient is 1010 + 500: m_hat is that; psi too, or what the statistic makes of it."""
+    """The first gradient is 1010 + 500: m_hat is that; psi too, or what the statistic makes of it, or Anon's clip."""
     run = online.run(name, T=1, x0=0.5, lr=1e-3 if name != "SGD" else 1e-4)
-    step = {"SGD": 0.151, "AdaBelief": 1e-3 / 0.5, "AdaMomentum": 1e-3 / 0.5}.get(name, 1e-3)
+    step = {"SGD": 0.151, "AdaBelief": 1e-3 / 0.5, "AdaMomentum": 1e-3 / 0.5, "Anon": 1e-3 / 2}.get(name, 1e-3)
     assert run.t == [1]
     assert run.x == pytest.approx([0.5 - step])
     assert run.average_regret == pytest.approx([1010 * 1.5])

@@ -24,8 +24,8 @@ from anon_lab import studies
 from anon_lab.cli import app
 from anon_lab.launch import Place
 from anon_lab.models import inception
-from anon_lab.studies import _candidates, _grounds, _report, _training, cifar10, diffusion, gpt2, guards
-from anon_lab.studies._results import Results, report, search, trials, tuned
+from anon_lab.studies import _candidates, _grounds, _report, _training, cifar10, diffusion, gpt2, guards, overview
+from anon_lab.studies._results import Results, chosen, report, search, trials, tuned
 from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
 from anon_lab.tasks import Recipe, _images
 
@@ -65,7 +65,10 @@ def record(job: Job, number: float | None, seconds: float = 6.0) -> dict[str, An
 
 
 def contender(label: str) -> Contender:
-    return Contender(label, label.split()[0], (("lr", (0.1, 0.2)), ("weight_decay", (0.5,))))
+    name, _, gamma = label.partition(" γ ")
+    return Contender(
+        label, name, (("lr", (0.1, 0.2)), ("weight_decay", (0.5,))), {"gamma": float(gamma)} if gamma else {}
+    )
 
 
 def made_study(*contenders: Contender, ground: Ground = GROUND) -> Study:
@@ -319,6 +322,34 @@ def test_candidates_are_judged_by_the_mean_over_seeds(tmp_path: Path) -> None:
     assert cell.found(candidate, results) == (85, 65)
 
 
+def test_a_search_may_end_with_a_check_of_the_learning_rate_below(tmp_path: Path) -> None:
+    ground = replace(GROUND, checks=2)
+    adamw = contender("AdamW")
+    results = Results(tmp_path / "runs.jsonl")
+    *rounds, check = search(lambda _: [adamw], ground, 2)
+    assert check.name == "check small, 2 seeds"
+    for stage in rounds:
+        assert _training.missing(check, results) == []
+        for job in _training.missing(stage, results):
+            results.add(record(job, {0.1: 80, 0.2: 90}[job.values["lr"]]))
+    assert chosen(adamw, ground, results) == tuned(adamw, ground, results)
+    left = _training.missing(check, results)  # of the better one seed 0 is known
+    assert [(job.values["lr"], job.seed) for job in left] == [(0.2, 1), (0.1, 1)]
+    for job, number in zip(left, (60, 75), strict=True):
+        results.add(record(job, number))
+    best = tuned(adamw, ground, results)
+    assert best is not None
+    assert best["lr"] == 0.2
+    assert chosen(adamw, ground, results) == {**best, "lr": 0.1}  # 77.5 in the mean against 75
+    assert {job.values["lr"] for job in report(lambda _: [adamw], ground).jobs(results)} == {0.1}
+
+
+def test_without_a_check_the_tuned_settings_are_reported(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {"AdamW": [1, 2, 0]})
+    adamw = contender("AdamW")
+    assert chosen(adamw, GROUND, results) == tuned(adamw, GROUND, results)
+
+
 # The report.
 
 
@@ -328,7 +359,8 @@ def test_report_on_results_made_by_hand(tmp_path: Path) -> None:
     everyone = [contender(label) for label in numbers]
     for label, values in numbers.items():
         for seed, number in enumerate(values):
-            job = Job(label, GROUND, label.split()[0], {"lr": 0.2}, FIRST_SEED + seed, report=True)
+            settings = {**contender(label).fixed, "lr": 0.2}
+            job = Job(label, GROUND, label.split()[0], settings, FIRST_SEED + seed, report=True)
             results.add(record(job, number))
     study = made_study(*everyone)
     paths = _report.save("made", study, results, "anon study made", tmp_path, Console(quiet=True))
@@ -473,3 +505,40 @@ def test_a_killed_process_loses_the_running_job_alone(tmp_path: Path) -> None:
     kept = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(kept) == len(results.records) >= 20  # none twice
     assert all(results.records[name] == each for name, each in before.items())
+
+
+# All studies at one glance.
+
+
+def test_overview_of_results_made_by_hand(tmp_path: Path) -> None:
+    out = tmp_path / "results"
+
+    def write(study: str, numbers: dict[str, list[float]], ground: Ground) -> None:
+        results = results_of(out / study, {label: [1, 2, 0] for label in numbers}, ground)
+        made = made_study(*(contender(label) for label in numbers), ground=ground)
+        for job in made.stages[-1].jobs(results):
+            results.add(record(job, numbers[job.label][job.seed - FIRST_SEED]))
+        _report.save(study, made, results, "a command", out / study, Console(quiet=True))
+
+    loss = replace(GROUND, name="text", metric=LOSS)
+    write("guards", {"AdamW": [70, 71, 69], "Anon γ 1": [80, 81, 82], "Anon γ 0": [60, 61, 62]}, GROUND)
+    write("gpt2", {"AdamW": [3.0, 3.1, 3.2], "Anon γ 1": [3.0, 3.1, 3.2]}, loss)
+    found = CliRunner().invoke(app, ["results", "--out", str(out)])
+    assert found.exit_code == 0, found.output
+    assert "Anon against AdamW: 1 better, 1 level, 1 worse" in " ".join(found.output.split())
+    text = (out / "README.md").read_text()
+    assert "| Anon γ 1 | 81.00 ± 1.0 | 3 | better |" in text
+    assert "## gpt2, text" in text
+    assert "loss nats per token" in text
+    panels = overview.panels(out)
+    assert [panel.order() for panel in panels] == [["AdamW", "Anon γ 0", "Anon γ 1"], ["AdamW", "Anon γ 1"]]
+    axes = overview.draw(panels).axes
+    assert [axis.get_visible() for axis in axes] == [True, True, False, False]
+    assert [axis.xaxis_inverted() for axis in axes[:2]] == [False, True]  # right is better
+    assert (out / "overview.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_without_reports_there_is_no_overview(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["results", "--out", str(tmp_path / "results")])
+    assert found.exit_code == 2
+    assert "there is no report in" in found.output

@@ -325,7 +325,7 @@ def test_the_command_prints_losses_beside_their_bounds(
         ["printed", "1e-16", "0", "1"],
         ["printed", "1e-16", "1", "1e8"],
         ["default", "1e-16", "0", "1"],
-        ["default", "1e-16", "1", "1e8"],
+        ["default", "1e-16", "1", "2e8"],
     ]
     for row in rows:
         regret, bound, _, mean_square, its_bound = map(float, row[4:])

@@ -351,7 +351,7 @@ class TestCommand:
     def test_guards_from_the_command_line(self, tmp_path):
         for name, guard in (
             ("default", []),
-            ("same", ["--set", "guard={'clip': 1.0}"]),
+            ("same", ["--set", "guard={'clip': 0.5}"]),
             ("none", ["--set", "guard=none"]),
         ):
             result = self.invoke("--lr", "0.001", *guard, "--out", str(tmp_path / name))

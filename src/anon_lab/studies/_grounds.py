@@ -119,7 +119,8 @@ def confirmed(tiny: bool) -> list[Grounds]:
 def _gpt(name: str, tied: bool, tiny: bool) -> Ground:
     if tiny:
         recipe = Recipe(batch_size=8, steps=2)
-        return Ground(name, "ngram", recipe, LOSS, 0.0125, {"width": 8 if tied else 4, "evaluated": 256}, evaluations=1)
+        width = {"width": 8 if tied else 4, "evaluated": 256}
+        return Ground(name, "ngram", recipe, LOSS, 0.0125, width, evaluations=1, checks=2)
     recipe = gpt.PRESETS["20m"].recipe.changed(steps=500, batch_size=32)
     options = {"model": "20m", "tied": tied}
-    return Ground(name, "gpt", recipe, LOSS, 0.0125, options, together=4, evaluations=2)
+    return Ground(name, "gpt", recipe, LOSS, 0.0125, options, together=4, evaluations=2, checks=3)

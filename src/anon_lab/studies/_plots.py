@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from anon_lab.studies._report import Line
 
 OTHERS = ("#0072b2", "#56b4e9", "#cc79a7")
+"""For optimizers that the palette has no colour for."""
 MARKERS = "osD^v"
 """That tell neighbouring gammas apart."""
-"""For optimizers that the palette has no colour for."""
 
 
 def curves(ground: str, contenders: Sequence["Line"]) -> Figure:

@@ -123,6 +123,26 @@ def searched(study: Study, results: Results) -> Iterator[Section]:
         yield Section(f"{ground}: the search", [["", "trials", "best on validation", "settings"], *body])
 
 
+def checked(study: Study, results: Results) -> Iterator[Section]:
+    """Of each ground whose searches end with a check, both learning rates of every contender."""
+    stages = [stage for stage in study.stages if stage.name.startswith("check")]
+    jobs = {job.key(): job for stage in stages for job in stage.jobs(results)}
+    grouped: dict[str, dict[tuple[str, float], list[Record]]] = {}
+    for job in jobs.values():
+        if (record := results.of(job)) is not None:
+            grouped.setdefault(job.ground.name, {}).setdefault((job.label, job.values["lr"]), []).append(record)
+    grounds = {job.ground.name: job.ground for job in jobs.values()}
+    for name, contenders in grouped.items():
+        ground = grounds[name]
+        body = [
+            [label, f"{lr:g}", Line(label, ground, {}, records).measured(), str(len(records))]
+            for (label, lr), records in contenders.items()
+        ]
+        metric = f"{ground.metric.name} {ground.metric.unit}".strip()
+        text = "Validation examples. Of each pair the learning rate with the better mean is reported on."
+        yield Section(f"{name}: the search's last check", [["", "lr", metric, "seeds"], *body], text)
+
+
 def in_words(settings: Mapping[str, Any]) -> str:
     """As "lr 0.001, clip 3"; a guard's fields stand by themselves."""
     said = []
@@ -172,7 +192,13 @@ def costs(results: Results) -> Section:
 def save(name: str, study: Study, results: Results, command: str, place: Path, console: Console) -> list[Path]:
     """Print the tables; write README.md, NAME.json and a picture for each ground and matrix."""
     found = lines(study, results)
-    sections = [*reported(study, found), *study.sections(results), *searched(study, results), costs(results)]
+    sections = [
+        *reported(study, found),
+        *study.sections(results),
+        *searched(study, results),
+        *checked(study, results),
+        costs(results),
+    ]
     for section in sections:
         console.print(as_rich(section))
     pictures: dict[str, bytes] = {}
@@ -210,13 +236,13 @@ def _readme(
         "\n".join(f"- {sentence}" for sentence in said),
         *(f"![{picture}]({picture})" for picture in pictures),
     ]
-    for section in sections:
-        head, *body = section.lines
-        parts.append(f"## {section.title}")
-        if section.text:
-            parts.append(section.text)
-        parts.append("\n".join(["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *map(as_markdown, sections)]) + "\n"
+
+
+def as_markdown(section: Section) -> str:
+    head, *body = section.lines
+    table = "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body))
+    return "\n\n".join(part for part in (f"## {section.title}", section.text, table) if part)
 
 
 def _json(

@@ -4,10 +4,11 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from anon_lab.files import finite, write_bytes
-from anon_lab.studies._spec import FIRST_SEED, Contender, Ground, Job, Stage, recorded_key
+from anon_lab.studies._spec import FIRST_SEED, TUNING_SEED, Contender, Ground, Job, Stage, recorded_key
 from anon_lab.tasks import Metric
 
 Record = dict[str, Any]
@@ -104,12 +105,34 @@ def tuned(contender: Contender, ground: Ground, results: Results, axes: int | No
     return None if chosen is None else next(job.values for job, record in over if record is chosen)
 
 
+def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:
+    """The tuned settings, and the same at the learning rate below, from several seeds each; none before all trials are
+    over, or if the ground asks for none."""
+    values = tuned(contender, ground, results)
+    if values is None or ground.checks == 1:
+        return []
+    lower = [lr for lr in dict(contender.axes)["lr"] if lr < values["lr"]]
+    finalists = [values, *({**values, "lr": lr} for lr in sorted(lower)[-1:])]
+    seeds = range(TUNING_SEED, TUNING_SEED + ground.checks)
+    return [Job(contender.label, ground, contender.optimizer, each, seed) for each in finalists for seed in seeds]
+
+
+def chosen(contender: Contender, ground: Ground, results: Results) -> Mapping[str, Any] | None:
+    """The tuned settings; once the checks are over, with the learning rate that has the better mean over seeds."""
+    jobs = checks(contender, ground, results)
+    found = [(job.values, worth(record, ground.metric)) for job in jobs if (record := results.of(job)) is not None]
+    if not jobs or len(found) < len(jobs):
+        return tuned(contender, ground, results)
+    finalists = [found[first : first + ground.checks] for first in range(0, len(found), ground.checks)]
+    return max(finalists, key=lambda runs: mean(number for _, number in runs))[0][0]
+
+
 Field = Callable[[Results], Sequence[Contender]]
 """Who takes part, which may follow from results; nobody as long as it is not known."""
 
 
 def search(field: Field, ground: Ground, rounds: int = 3) -> list[Stage]:
-    """A stage for each axis, in which every contender takes its turn."""
+    """A stage for each axis, in which every contender takes its turn, and one for the checks."""
 
     def stage(axis: int) -> Stage:
         def jobs(results: Results) -> list[Job]:
@@ -118,7 +141,11 @@ def search(field: Field, ground: Ground, rounds: int = 3) -> list[Stage]:
 
         return Stage(f"tune {ground.name}, round {axis + 1}", jobs)
 
-    return [stage(axis) for axis in range(rounds)]
+    def checked(results: Results) -> list[Job]:
+        return [job for each in field(results) for job in checks(each, ground, results)]
+
+    more = [Stage(f"check {ground.name}, {ground.checks} seeds", checked)] if ground.checks > 1 else []
+    return [*(stage(axis) for axis in range(rounds)), *more]
 
 
 def report(field: Field, ground: Ground, tuned_on: Ground | None = None, seeds: int = 3) -> Stage:
@@ -129,11 +156,11 @@ def report(field: Field, ground: Ground, tuned_on: Ground | None = None, seeds: 
     """
 
     def jobs(results: Results) -> list[Job]:
-        chosen = [(each, tuned(each, tuned_on or ground, results)) for each in field(results)]
+        settings = [(each, chosen(each, tuned_on or ground, results)) for each in field(results)]
         return [
             Job(each.label, ground, each.optimizer, values, seed, report=True)
             for seed in range(FIRST_SEED, FIRST_SEED + seeds)
-            for each, values in chosen
+            for each, values in settings
             if values is not None
         ]
 

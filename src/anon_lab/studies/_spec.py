@@ -41,6 +41,9 @@ class Ground:
     together: int = 1
     """Runs that train at once on a GPU, in one graph; 1 where time is compared too."""
     evaluations: int = 8
+    checks: int = 1
+    """Seeds from which a search ends by comparing its best learning rate with the one below; 1: it does not. For tasks
+    with a cliff beside the optimum, where one seed may stand on its edge."""
     micro_batch: int | None = None
     measure: Callable[["Run"], dict[str, float]] | None = None
     """What is measured of a trained network beside the task's evaluation."""
