@@ -178,7 +178,7 @@ class Guarded:
         m_hat = self.m / (1 - beta1**self.t) if self.bias_correction else self.m
         if self.gamma_in_use > 0:
             r = self.scale if self.gamma_in_use >= 1 else self.peak
-            limit = self.clip * (r or 1.0)
+            limit = self.clip ** min(self.gamma_in_use, 1.0) * (r or 1.0)
             self.v = np.where(self.v * abs(m_hat) > limit, limit / np.where(m_hat == 0, 1, abs(m_hat)), self.v)
         self._move(m_hat)
         self._follow(known * self.v**2, is_due)

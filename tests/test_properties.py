@@ -230,6 +230,18 @@ def growing_gradients(rng, steps=45):
     return gradients
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("gamma", [-0.5, 0.0, 0.01, 0.25, 0.5, 1.0, 1.1, 2.0])
+def test_the_clip_fades_as_gamma_falls_to_zero(gamma, path):
+    """A first step, whose updates are all as large as the largest: cut to clip^gamma times that, from gamma = 1 on to
+    clip times."""
+    p = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    p.grad = torch.tensor([4.0, -4.0, 4.0], dtype=torch.float64)
+    Anon([p], lr=0.1, gamma=gamma, guard=Guard(clip=0.25), **PATHS[path]).step()
+    share = 0.25 ** min(gamma, 1) if gamma > 0 else 1
+    assert p.detach().tolist() == pytest.approx([sign * 0.1 * share * 4 ** (1 - gamma) for sign in (-1, 1, -1)])
+
+
 @pytest.mark.parametrize("gamma", [0.3, 0.7, 1.0, 1.1, 2.0, 3.5])
 def test_adaptivity_is_gamma_where_the_clip_acts_and_where_not(gamma):
     gradients = growing_gradients(np.random.default_rng(1))

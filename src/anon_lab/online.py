@@ -96,7 +96,7 @@ def run(
     else:
         if optimizer == "SGD":
             gamma, guard = 0.0, False
-        clip = Guard().clip if guard else math.inf
+        clip = Guard().clip ** min(gamma, 1.0) if guard else math.inf
         window = int(min(_idu.window(beta2, Storage().window_tol), NEVER))
         rule = float(gamma), beta1, beta2, beta3, 1e-16 if eps is None else eps, clip
         refreshes = np.array(_refresh_times(T, growth))

@@ -38,7 +38,7 @@ def diagnose(name: str, state: dict[str, Tensor], group: dict[str, Any]) -> Diag
     if group["bias_correction"] and t > 0:
         m = m / (1 - group["betas"][0] ** t)
     update = v * m
-    bound = group["clip"] * _idu.clip_radius(state["scale"], state["peak"], gamma)
+    bound = _idu.clip_bound(group["clip"], state["scale"], state["peak"], gamma)
     at_clip = update.abs() >= bound * (1 - 8 * torch.finfo(v.dtype).eps)
     scale = _idu.set_or_one(state["scale"])
     if group["lr_scale"] == "tensor":

@@ -451,7 +451,8 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     turn.gamma = turn.due ? x->new_gamma : clock ? clock[GAMMA] : x->gamma;
     double scale = x->scales[tensor] > 0 ? x->scales[tensor] : 1;
     double peak = x->peaks[tensor] > 0 ? x->peaks[tensor] : 1;
-    turn.bound = turn.gamma > 0 ? x->clip * (turn.gamma >= 1 ? scale : peak) * bias_correction1 : INFINITY;
+    double limit = turn.gamma >= 1 ? x->clip * scale : pow(x->clip, turn.gamma) * peak;
+    turn.bound = turn.gamma > 0 ? limit * bias_correction1 : INFINITY;
     /* A little early: the exact test is the division's. */
     turn.watch = turn.bound * (1 - 0x1p-20f);
     turn.decay = x->decoupled ? 1 - lr * x->weight_decay : 1;

@@ -152,7 +152,8 @@ def _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR
     peak = tl.load(peaks + tensor)
     scale = tl.where(scale > 0, scale, 1.0)
     radius = tl.where(gamma >= 1, scale, tl.where(peak > 0, peak, 1.0))
-    bound = tl.where(gamma > 0, clip * radius * bias_correction1, float("inf"))
+    share = tl.where(gamma >= 1, clip, tl.exp2(gamma * tl.log2(clip)))
+    bound = tl.where(gamma > 0, share * radius * bias_correction1, float("inf"))
     step_size = lr / bias_correction1
     if LR_SCALE:
         step_size = step_size / scale

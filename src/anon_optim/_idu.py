@@ -238,10 +238,12 @@ def set_or_one(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, 1.0)
 
 
-def clip_radius(scale: Tensor, peak: Tensor, gamma: float | Tensor) -> Tensor:
-    """r: from the mean of sigma for gamma >= 1, from its maximum below (they meet at 1); inf for gamma <= 0."""
+def clip_bound(clip: float, scale: Tensor, peak: Tensor, gamma: float | Tensor) -> Tensor:
+    """What |v m_hat| may not exceed: clip r with r from the mean of sigma for gamma >= 1; clip^gamma r with r from its
+    maximum below (they meet at 1, and towards 0 nothing is left of the clip); inf for gamma <= 0."""
     r = set_or_one(pick(gamma >= 1, scale, peak))
-    return pick(gamma > 0, r, torch.full_like(r, math.inf))
+    share = clip ** (gamma.clamp(max=1) if isinstance(gamma, Tensor) else min(gamma, 1.0))
+    return pick(gamma > 0, share * r, torch.full_like(r, math.inf))
 
 
 def sticky_clip(v: Tensor, exp_avg: Tensor, bound: Tensor) -> Tensor:

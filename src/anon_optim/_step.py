@@ -166,7 +166,7 @@ def preconditioned(
         touched = _idu.touch(v, raw_grad, sample, rule.eps, gamma)
         v = _idu.pick(clock.due, v, touched)
     if rule.clip < math.inf and (isinstance(gamma, Tensor) or gamma > 0):
-        bound = rule.clip * _idu.clip_radius(scale, peak, gamma) * clock.bias_correction1
+        bound = _idu.clip_bound(rule.clip, scale, peak, gamma) * clock.bias_correction1
         v = _idu.sticky_clip(v, exp_avg, bound)
     return v, scale, peak
 
@@ -191,12 +191,12 @@ def preconditioned_all(
             for v, grad, sample, preconditioner in zip(vs, raw_grads, samples, preconditioners, strict=True)
         ]
     if rule.clip < math.inf and gamma > 0:
-        radii = _idu.clip_radius(torch.stack(scales), torch.stack(peaks), gamma)
+        limits = _idu.clip_bound(rule.clip, torch.stack(scales), torch.stack(peaks), gamma)
         corrections = [clock.bias_correction1 for clock in clocks]
         if all(correction == corrections[0] for correction in corrections):
-            bounds = (rule.clip * radii * corrections[0]).unbind()
+            bounds = (limits * corrections[0]).unbind()
         else:
-            bounds = [rule.clip * r * c for r, c in zip(radii.unbind(), corrections, strict=True)]
+            bounds = [limit * c for limit, c in zip(limits.unbind(), corrections, strict=True)]
         vs = _idu.sticky_clip_all(vs, exp_avgs, list(bounds))
     return vs
 

@@ -194,8 +194,10 @@ class AnonVariant(Anon):
         if rule.clip == math.inf or rule.gamma <= 0:
             return v * m, v
         own = {"mean": scale, "max": peak}.get(self.radius)
-        r = _idu.clip_radius(scale, peak, rule.gamma) if own is None else _idu.set_or_one(own)
-        bound = rule.clip * r * clock.bias_correction1
+        if own is None:
+            bound = _idu.clip_bound(rule.clip, scale, peak, rule.gamma) * clock.bias_correction1
+        else:
+            bound = rule.clip * _idu.set_or_one(own) * clock.bias_correction1
         if self.clips == "plain":
             return (v * m).clamp(-bound, bound), v
         v = _idu.sticky_clip(v, m, bound)

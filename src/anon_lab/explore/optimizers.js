@@ -100,11 +100,11 @@ class Anon {
     }
   }
 
-  // v <- min(v, clip r / |m_hat|): psi itself rises, and stays risen until the next refresh.
+  // v <- min(v, c r / |m_hat|), c = clip, or clip^gamma below gamma = 1: psi itself rises, and stays risen until the next refresh.
   clipSticky(correction) {
     const { m, v } = this;
     const r = this.gamma >= 1 ? this.scale : this.peak;
-    const bound = this.clip * (r > 0 ? r : 1) * correction;
+    const bound = this.clip ** Math.min(this.gamma, 1) * (r > 0 ? r : 1) * correction;
     for (let i = 0; i < v.length; i++) v[i] = Math.min(v[i], Math.max(bound / Math.max(Math.abs(m[i]), TINY), TINY));
   }
 }

@@ -170,7 +170,7 @@ def remarks(data: Data) -> list[str]:
     guards = "change none of these directions"
     if changed:
         guards = f"change the direction for γ from {changed[0]:g} to {changed[-1]:g}, where their clip shortens the "
-        guards += "coordinate with the smaller gradient"
+        guards += "step's longer coordinate"
     return [
         "The first step's slope is |g_y/g_x|^(1 − γ): measured slopes agree to a relative "
         f"{number(data.worst_slope_error, 1)}. Below γ = 1 the coordinate with the larger gradient leads, above it the "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -157,7 +157,8 @@ def save(results: Path, console: Console) -> list[Path]:
         console.print(as_rich(section))
     console.print(headline(found), markup=False, highlight=False)
     picture = io.BytesIO()
-    draw(found).savefig(picture, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": COMMAND}):  # the same results make the same file
+        draw(found).savefig(picture, format="svg", metadata={"Date": None})
     parts = [
         "# What the studies found",
         f"    {COMMAND}",
