@@ -12,7 +12,8 @@ HYBRID = Metric("loss", "L_hybrid", higher_is_better=False)
 
 @dataclass(frozen=True)
 class Rates:
-    """What is searched: 5 learning rates for Adam's kind, 7 for SGD's, at the first weight decay; then the second."""
+    """What is searched: learning rates at the first weight decay, two more of SGD's kind, which has no beta2 to search;
+    then the second weight decay."""
 
     adam: tuple[float, ...]
     sgd: tuple[float, ...]
@@ -40,8 +41,9 @@ def _times(first: float, factor: float, count: int) -> tuple[float, ...]:
     return tuple(float(f"{first * factor**power:.3g}") for power in range(count))
 
 
-DIGITS = Rates(_times(1e-3, 2, 5), _times(0.01, 2, 7), (0.0, 0.1), (0.0, 1e-3))
-ZIPF = Rates(_times(6.25e-4, 2, 5), _times(0.01, 2, 7), (0.0, 0.01), (0.0, 1e-4))
+# On these two Anon is best at several times AdamW's lr.
+DIGITS = Rates(_times(1e-3, 2, 7), _times(0.01, 2, 9), (0.0, 0.1), (0.0, 1e-3))
+ZIPF = Rates(_times(6.25e-4, 2, 7), _times(0.01, 2, 9), (0.0, 0.01), (0.0, 1e-4))
 NGRAM = Rates(_times(4e-3, 2, 5), _times(0.0125, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
 GPT = Rates((5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3), _times(0.02, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
 RESNET = Rates((5e-4, 1e-3, 2e-3, 4e-3, 8e-3), _times(0.0125, 2, 7), (0.1, 0.5), (5e-4, 1e-3))

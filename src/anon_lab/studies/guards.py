@@ -26,7 +26,7 @@ TIE = 1.0
 
 
 def baselines(rates: Rates) -> list[Contender]:
-    """AdamW and SGDM, each with 8 trials."""
+    """AdamW and SGDM, with equally many trials."""
     betas = ("betas", ((0.9, 0.99), (0.9, 0.95)))
     (adam, more_adam), (sgd, more_sgd) = rates.adam_decay, rates.sgd_decay
     return [
