@@ -109,8 +109,8 @@ def number() -> Tensor:
 
 
 def anon_on_the_example(gammas: Sequence[float]) -> Anon:
-    # lr has the unit theta / gradient^(1 - gamma); measured in the rare gradient of about 1000, one lr serves all. The
-    # clip lets no step exceed half of it, so that 0.2 allows what 0.1 allows Adam.
+    # lr has the unit theta / gradient^(1 - gamma); measured in the rare gradient of about 1000, one lr serves all. From
+    # gamma 1 on the clip lets no step exceed half of it, so that 0.2 allows what 0.1 allows Adam.
     groups = [{"params": [number()], "gamma": gamma, "lr": 0.2 * 1000 ** (gamma - 1)} for gamma in gammas]
     return Anon(groups, betas=(0.5, 0.75), project=Box(-1, 1))
 
@@ -278,11 +278,12 @@ def largest_steps(make: Make, gradients: Tensor, lr: float) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["silent", "faint", "embedding"])
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 1.1, 2.0])
-def test_no_step_is_larger_than_lr_times_r(kind, gamma):
+def test_no_step_is_larger_than_the_clip_allows(kind, gamma):
     lr, gradients = 0.01, quiet_then_loud(kind)
     # r changes at the refreshes; 1000 and 1100 enclose one, 1024.
     radii = {count: radius(gradients[:count], gamma) for count in [2**k for k in range(11)]}
-    allowed = [lr * radii[2 ** (t.bit_length() - 1)] for t in range(1, len(gradients) + 1)]
+    share = 0.5 ** min(gamma, 1)
+    allowed = [lr * share * radii[2 ** (t.bit_length() - 1)] for t in range(1, len(gradients) + 1)]
 
     guarded = largest_steps(partial(Anon, gamma=gamma), gradients, lr)
     assert all(size <= bound * (1 + 1e-9) for size, bound in zip(guarded, allowed, strict=True))
@@ -299,9 +300,9 @@ def test_no_step_is_larger_than_lr_times_r(kind, gamma):
 def test_fine_tuning_reaches_adamw(kind, ratio):
     # Means of 20 seeds, gamma 1 and 1.1: 0.97 and 0.97 of AdamW's loss on LowRank, 1.08 and 1.06 on FewWords.
     lrs = (1e-2, 1.4e-2, 2e-2, 2.8e-2, 4e-2, 5.6e-2, 8e-2, 1.1e-1)
-    adamw = tuned(kind, AdamW, lrs, seeds=10)
+    adamw = tuned(kind, AdamW, lrs, seeds=20)
     for gamma in (1.0, 1.1):
-        assert tuned(kind, partial(Anon, gamma=gamma), lrs, seeds=10) < ratio * adamw
+        assert tuned(kind, partial(Anon, gamma=gamma), lrs, seeds=20) < ratio * adamw
 
 
 @pytest.mark.parametrize(

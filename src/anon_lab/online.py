@@ -96,9 +96,9 @@ def run(
     else:
         if optimizer == "SGD":
             gamma, guard = 0.0, False
-        clip = Guard().clip ** min(gamma, 1.0) if guard else math.inf
+        share = Guard().clip ** min(gamma, 1.0) if guard else math.inf
         window = int(min(_idu.window(beta2, Storage().window_tol), NEVER))
-        rule = float(gamma), beta1, beta2, beta3, 1e-16 if eps is None else eps, clip
+        rule = float(gamma), beta1, beta2, beta3, 1e-16 if eps is None else eps, share
         refreshes = np.array(_refresh_times(T, growth))
         code = STATISTICS.index(statistic)
         played = _refreshed(times, refreshes, window, *rule, code, float(x0), lr, float(noise))
@@ -167,7 +167,7 @@ def _every_step(
 @njit
 def _refreshed(
     at: Any, refreshes: Any, window: int, gamma: float, beta1: float, beta2: float, beta3: float, eps: float,
-    clip: float, statistic: int, x: float, lr: float, noise: float,
+    share: float, statistic: int, x: float, lr: float, noise: float,
 ) -> Any:  # fmt: skip
     xs, averages, last_far = np.empty(at.size), np.empty(at.size), 0
     m = s = w = psi = r = regret = 0.0
@@ -193,7 +193,7 @@ def _refreshed(
             n += 1
         m_hat = m / (1 - power1)
         if gamma > 0:
-            psi = max(psi, abs(m_hat) / (clip * r))
+            psi = max(psi, abs(m_hat) / (share * r))
 
         x = min(max(x - lr / math.sqrt(t) * m_hat / psi, -1.0), 1.0)
         if x > NEAR:

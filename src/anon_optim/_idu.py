@@ -242,7 +242,7 @@ def clip_bound(clip: float, scale: Tensor, peak: Tensor, gamma: float | Tensor) 
     """What |v m_hat| may not exceed: clip r with r from the mean of sigma for gamma >= 1; clip^gamma r with r from its
     maximum below (they meet at 1, and towards 0 nothing is left of the clip); inf for gamma <= 0."""
     r = set_or_one(pick(gamma >= 1, scale, peak))
-    share = clip ** (gamma.clamp(max=1) if isinstance(gamma, Tensor) else min(gamma, 1.0))
+    share = clip ** gamma.clamp(max=1).to(r.dtype) if isinstance(gamma, Tensor) else clip ** min(gamma, 1.0)
     return pick(gamma > 0, share * r, torch.full_like(r, math.inf))
 
 

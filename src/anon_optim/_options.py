@@ -13,9 +13,9 @@ class Guard:
     adaptivity stays gamma. At gamma = 0 none of them acts."""
 
     clip: float = 0.5
-    """Where |update| would exceed `clip` times the tensor's typical update (`clip`^gamma times its largest one below
-    gamma = 1), psi itself is raised, until the next refresh, so that it does not. For gamma > 0 only; inf switches it
-    off."""
+    """Where |update| would exceed `clip` times the tensor's typical update, psi itself is raised (until the next
+    refresh) so that it does not. Below gamma = 1 the limit is `clip`^gamma times its largest update. For gamma > 0
+    only; inf switches it off."""
     floor: float = 0.01
     """sigma is at least `floor` times its mean over the tensor; 0 switches it off."""
     touch: bool = True

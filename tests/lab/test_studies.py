@@ -246,8 +246,8 @@ def test_whoever_is_not_behind_the_base_meets_on_the_language_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("base", "as printed", "clip 0.5", "clip 3", "floor 0")
-    chosen = tuple(each for each in _candidates.CANDIDATES if each.name in names)
-    monkeypatch.setattr(guards, "CANDIDATES", chosen)
+    few = tuple(each for each in _candidates.CANDIDATES if each.name in names)
+    monkeypatch.setattr(guards, "CANDIDATES", few)
     monkeypatch.setattr(guards, "KEPT", (2, 1, 1))
     cheap, final = _grounds.settled(True)
     screening = guards.Screening(cheap[2:], final)
@@ -274,8 +274,8 @@ def test_whoever_is_not_behind_the_base_meets_on_the_language_model(
 
 def test_safety_does_not_make_up_for_a_worse_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("base", "as printed", "clip 0.25", "clip 0.5")
-    chosen = tuple(each for each in _candidates.CANDIDATES if each.name in names)
-    monkeypatch.setattr(guards, "CANDIDATES", chosen)
+    few = tuple(each for each in _candidates.CANDIDATES if each.name in names)
+    monkeypatch.setattr(guards, "CANDIDATES", few)
     cheap, final = _grounds.settled(True)
     screening = guards.Screening(cheap[2:], final)
 
@@ -513,25 +513,32 @@ def test_a_killed_process_loses_the_running_job_alone(tmp_path: Path) -> None:
 def test_overview_of_results_made_by_hand(tmp_path: Path) -> None:
     out = tmp_path / "results"
 
-    def write(study: str, numbers: dict[str, list[float]], ground: Ground) -> None:
+    def write(study: str, numbers: dict[str, list[Any]], ground: Ground) -> None:
         results = results_of(out / study, {label: [1, 2, 0] for label in numbers}, ground)
         made = made_study(*(contender(label) for label in numbers), ground=ground)
         for job in made.stages[-1].jobs(results):
-            results.add(record(job, numbers[job.label][job.seed - FIRST_SEED]))
+            if job.seed - FIRST_SEED < len(numbers[job.label]):
+                results.add(record(job, numbers[job.label][job.seed - FIRST_SEED]))
         _report.save(study, made, results, "a command", out / study, Console(quiet=True))
 
     loss = replace(GROUND, name="text", metric=LOSS)
-    write("guards", {"AdamW": [70, 71, 69], "Anon γ 1": [80, 81, 82], "Anon γ 0": [60, 61, 62]}, GROUND)
-    write("gpt2", {"AdamW": [3.0, 3.1, 3.2], "Anon γ 1": [3.0, 3.1, 3.2]}, loss)
+    lost = [None] * 3
+    write(
+        "guards", {"AdamW": [70, 71, 69], "Anon γ 1": [80, 81, 82], "Anon γ 2": lost, "Anon γ 0": [60, 61, 62]}, GROUND
+    )
+    write("gpt2", {"AdamW": [3.0, 3.1, 3.2], "Anon γ 1": [3.0, 3.1, 3.2], "Anon γ 1.1": [2.0]}, loss)
     found = CliRunner().invoke(app, ["results", "--out", str(out)])
     assert found.exit_code == 0, found.output
-    assert "Anon against AdamW: 1 better, 1 level, 1 worse" in " ".join(found.output.split())
+    assert "Anon against AdamW: 1 better, 1 level, 2 worse, 1 not comparable" in " ".join(found.output.split())
     text = (out / "README.md").read_text()
     assert "| Anon γ 1 | 81.00 ± 1.0 | 3 | better |" in text
     assert "## gpt2, text" in text
     assert "loss nats per token" in text
     panels = overview.panels(out)
-    assert [panel.order() for panel in panels] == [["AdamW", "Anon γ 0", "Anon γ 1"], ["AdamW", "Anon γ 1"]]
+    assert [panel.order() for panel in panels] == [
+        ["AdamW", "Anon γ 0", "Anon γ 1", "Anon γ 2"],
+        ["AdamW", "Anon γ 1", "Anon γ 1.1"],
+    ]
     axes = overview.draw(panels).axes
     assert [axis.get_visible() for axis in axes] == [True, True, False, False]
     assert [axis.xaxis_inverted() for axis in axes[:2]] == [False, True]  # right is better

@@ -193,11 +193,8 @@ class AnonVariant(Anon):
         """v m within its bound, and the v that is kept."""
         if rule.clip == math.inf or rule.gamma <= 0:
             return v * m, v
-        own = {"mean": scale, "max": peak}.get(self.radius)
-        if own is None:
-            bound = _idu.clip_bound(rule.clip, scale, peak, rule.gamma) * clock.bias_correction1
-        else:
-            bound = rule.clip * _idu.set_or_one(own) * clock.bias_correction1
+        scale, peak = {"mean": (scale, scale), "max": (peak, peak)}.get(self.radius, (scale, peak))
+        bound = _idu.clip_bound(rule.clip, scale, peak, rule.gamma) * clock.bias_correction1
         if self.clips == "plain":
             return (v * m).clamp(-bound, bound), v
         v = _idu.sticky_clip(v, m, bound)

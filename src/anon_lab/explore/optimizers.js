@@ -100,7 +100,8 @@ class Anon {
     }
   }
 
-  // v <- min(v, c r / |m_hat|), c = clip, or clip^gamma below gamma = 1: psi itself rises, and stays risen until the next refresh.
+  // v <- min(v, c r / |m_hat|), c = clip, or clip^gamma below gamma = 1: psi itself rises, and stays risen until the next
+  // refresh.
   clipSticky(correction) {
     const { m, v } = this;
     const r = this.gamma >= 1 ? this.scale : this.peak;

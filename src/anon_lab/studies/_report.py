@@ -21,9 +21,10 @@ from anon_lab.tables._words import NONE, as_rich, spread
 CURVES = 9
 """The most that one picture can hold."""
 PROTOCOL = (
-    "Settings are chosen on validation examples from one seed, one axis after another with equally many trials for "
-    "every contender, and reported on the test set from fresh seeds, trained on all training examples. Numbers are "
-    "mean ± standard deviation over seeds; better, worse and tie are Welch's test at 5 %."
+    "Settings are chosen on validation examples, one axis after another with equally many trials for every contender, "
+    "from one seed (and at last from several where there is a table of a last check), and reported on the test set "
+    "from fresh seeds, trained on all training examples. Numbers are mean ± standard deviation over seeds; better, "
+    "worse and tie are Welch's test at 5 %."
 )
 
 
@@ -95,20 +96,29 @@ def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]
             for line in order
         ]
         yield Section(
-            f"{ground}: {metric.name if contenders[0].ground.measure else 'test set'}, fresh seeds",
+            f"{ground}: fresh seeds, judged {judged_on(contenders[0].ground)}",
             [[*head, *(["ms a step"] if alone else []), "device minutes", "settings"], *body],
         )
 
 
-def searched(study: Study, results: Results) -> Iterator[Section]:
-    """What the choice was made from: every contender's best trial of each ground."""
-    tunings = [stage for stage in study.stages if stage.name.startswith("tune")]
-    jobs = {job.key(): job for stage in tunings for job in stage.jobs(results)}
+def judged_on(ground: Ground) -> str:
+    return f"by {ground.metric.name}" if ground.measure else "on the test set"
+
+
+def _over(study: Study, results: Results, kind: str) -> dict[str, dict[str, list[tuple[Job, Record]]]]:
+    """The runs of all stages whose names begin so, by ground and contender."""
+    stages = [stage for stage in study.stages if stage.name.startswith(kind)]
+    jobs = {job.key(): job for stage in stages for job in stage.jobs(results)}
     grouped: dict[str, dict[str, list[tuple[Job, Record]]]] = {}
     for job in jobs.values():
         if (record := results.of(job)) is not None:
             grouped.setdefault(job.ground.name, {}).setdefault(job.label, []).append((job, record))
-    for ground, contenders in grouped.items():
+    return grouped
+
+
+def searched(study: Study, results: Results) -> Iterator[Section]:
+    """What the choice was made from: every contender's best trial of each ground."""
+    for ground, contenders in _over(study, results, "tune").items():
         body = []
         for label, over in contenders.items():
             metric = over[0][0].ground.metric
@@ -125,21 +135,18 @@ def searched(study: Study, results: Results) -> Iterator[Section]:
 
 def checked(study: Study, results: Results) -> Iterator[Section]:
     """Of each ground whose searches end with a check, both learning rates of every contender."""
-    stages = [stage for stage in study.stages if stage.name.startswith("check")]
-    jobs = {job.key(): job for stage in stages for job in stage.jobs(results)}
-    grouped: dict[str, dict[tuple[str, float], list[Record]]] = {}
-    for job in jobs.values():
-        if (record := results.of(job)) is not None:
-            grouped.setdefault(job.ground.name, {}).setdefault((job.label, job.values["lr"]), []).append(record)
-    grounds = {job.ground.name: job.ground for job in jobs.values()}
-    for name, contenders in grouped.items():
-        ground = grounds[name]
-        body = [
-            [label, f"{lr:g}", Line(label, ground, {}, records).measured(), str(len(records))]
-            for (label, lr), records in contenders.items()
-        ]
+    for name, contenders in _over(study, results, "check").items():
+        ground = next(job.ground for over in contenders.values() for job, _ in over)
+        body = []
+        for label, over in contenders.items():
+            for lr in dict.fromkeys(job.values["lr"] for job, _ in over):
+                line = Line(label, ground, {}, [record for job, record in over if job.values["lr"] == lr])
+                body.append([label, f"{lr:g}", line.measured(), f"{len(line.records)} of {ground.checks}"])
         metric = f"{ground.metric.name} {ground.metric.unit}".strip()
-        text = "Validation examples. Of each pair the learning rate with the better mean is reported on."
+        text = (
+            "Validation examples; the best setting, and the same at the learning rate below. The one with the better "
+            "mean is reported on; until all seeds are in, the best from one seed is."
+        )
         yield Section(f"{name}: the search's last check", [["", "lr", metric, "seeds"], *body], text)
 
 
@@ -160,7 +167,12 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 def left_in_words(study: Study, results: Results) -> str:
     """What is still to be trained, as far as it is known."""
-    left = [(stage.name, len(missing(stage, results))) for stage in study.stages]
+    seen: set[str] = set()
+    left: list[tuple[str, int]] = []
+    for stage in study.stages:  # a run that two stages ask for is the first one's
+        new = {job.key() for job in missing(stage, results)} - seen
+        left.append((stage.name, len(new)))
+        seen |= new
     unknown = [stage.name for stage in study.stages if not stage.jobs(results)]
     said = [f"{count} runs of “{name}”" for name, count in left if count]
     if unknown:
@@ -258,6 +270,7 @@ def _json(
         by_label = {line.label: line for line in contenders}
         grounds[ground] = {
             "metric": vars(contenders[0].ground.metric),
+            "judged_on": judged_on(contenders[0].ground),
             "contenders": {
                 line.label: {
                     "settings": dict(line.settings),

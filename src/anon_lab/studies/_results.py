@@ -101,8 +101,8 @@ def tuned(contender: Contender, ground: Ground, results: Results, axes: int | No
     over = tried(contender, ground, results, number)
     if len(over) < sum(len(values) for _, values in contender.axes[:number]):
         return None
-    chosen = best([record for _, record in over], ground.metric)
-    return None if chosen is None else next(job.values for job, record in over if record is chosen)
+    winner = best([record for _, record in over], ground.metric)
+    return None if winner is None else next(job.values for job, record in over if record is winner)
 
 
 def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:

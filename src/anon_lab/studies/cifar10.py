@@ -44,11 +44,11 @@ def contenders() -> list[Contender]:
 
     return [
         Contender("SGDM", "SGDM", (("lr", (0.025, 0.05, 0.1, 0.2, 0.4)), coupled)),
-        Contender("AdamW", "AdamW", (("lr", (2e-3, 4e-3, 8e-3)), BETAS, decoupled), {"weight_decay": 0.1}),
+        Contender("AdamW", "AdamW", (("lr", (4e-3, 8e-3, 1.6e-2)), BETAS, decoupled), {"weight_decay": 0.1}),
         anon(-0.1, (2.0, 4.0, 8.0), coupled, decoupled_weight_decay=False),
         anon(0.0, (0.5, 1.0, 2.0, 4.0, 8.0), coupled, decoupled_weight_decay=False),
         anon(0.5, (0.05, 0.1, 0.2), coupled, decoupled_weight_decay=False),
-        anon(1.0, (2e-3, 4e-3, 8e-3), decoupled, weight_decay=0.1),
+        anon(1.0, (4e-3, 8e-3, 1.6e-2), decoupled, weight_decay=0.1),
     ]
 
 

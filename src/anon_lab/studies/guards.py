@@ -112,7 +112,8 @@ class Screening:
         if order is None:
             return []
         if rounds == len(self.rounds):
-            order = [each for each in order if self.is_level(each[0], results)] or order
+            level = {each.name for each in CANDIDATES if self.is_level(each, results)}
+            order = [each for each in order if each[0] in level] or order
         if rounds == 1:
             names = [name for name, lag in order if lag < dict(order)[ALWAYS[0]] + TIE]
         else:
@@ -121,14 +122,15 @@ class Screening:
             names += ALWAYS
         return [each for each in CANDIDATES if each.name in names]
 
-    def is_level(self, name: str, results: Results) -> bool:
+    def is_level(self, candidate: Candidate, results: Results) -> bool:
         """Whether its best at gamma 1 on the last ground is no more than a margin behind the tuned AdamW's."""
         ground = self.final.ground
         theirs = [record for _, record in tried(baselines(self.final.rates)[0], ground, results)]
-        candidate = next(each for each in CANDIDATES if each.name == name)
         cells = [meeting.cell(results) for meetings in self.rounds[1:] for meeting in meetings if meeting.gamma == 1]
         ours = [found[0] for cell in cells if cell and (found := cell.found(candidate, results))]
-        return max(ours) >= max(worth(each, ground.metric) for each in theirs) - self.final.margin
+        return (
+            max(ours, default=float("-inf")) >= max(worth(each, ground.metric) for each in theirs) - self.final.margin
+        )
 
     def winner(self, results: Results) -> Candidate | None:
         """Who is left after the last round."""

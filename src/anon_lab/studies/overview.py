@@ -33,6 +33,7 @@ class Panel:
 
     name: str
     metric: dict[str, Any]
+    judged_on: str
     contenders: dict[str, dict[str, Any]]
 
     @property
@@ -40,7 +41,9 @@ class Panel:
         return [each for each in REFERENCES if each in self.contenders]
 
     def ours(self) -> list[str]:
-        return sorted((each for each in self.contenders if _gamma(self.contenders[each]) is not None), key=self._gamma)
+        """By gamma."""
+        gammas = {label: gamma for label, each in self.contenders.items() if (gamma := _gamma(each)) is not None}
+        return sorted(gammas, key=lambda label: gammas[label])
 
     def order(self) -> list[str]:
         """References first, then the other baselines, then Anon by gamma."""
@@ -48,11 +51,12 @@ class Panel:
         return [*reversed(self.references), *others, *self.ours()]
 
     def verdict(self, label: str, reference: str) -> str:
+        """The study's, or "worse" where all runs of this one diverged, but not the reference's."""
         found = self.contenders[label]["against"].get(reference)
-        return found["verdict"] if found else NONE
-
-    def _gamma(self, label: str) -> float:
-        return _gamma(self.contenders[label]) or 0.0
+        if found is None:
+            return NONE
+        lost = not self.contenders[label]["values"] and self.contenders[reference]["values"]
+        return "worse" if lost else found["verdict"]
 
 
 def _gamma(contender: dict[str, Any]) -> float | None:
@@ -67,7 +71,8 @@ def panels(results: Path) -> list[Panel]:
         if not path.exists():
             continue
         for ground, report in json.loads(path.read_text())["grounds"].items():
-            panel = Panel(ground if study == "guards" else f"{study}, {ground}", report["metric"], report["contenders"])
+            name = ground if study == "guards" else f"{study}, {ground}"
+            panel = Panel(name, report["metric"], report["judged_on"], report["contenders"])
             if panel.references and panel.ours():
                 found.append(panel)
     return found
@@ -84,10 +89,11 @@ def counts(found: Sequence[Panel]) -> dict[str, Counter[str]]:
 
 def headline(found: Sequence[Panel]) -> str:
     """Such as "Anon against AdamW: 1 better, 13 level, 2 worse"."""
-    said = [
-        f"against {reference}: {each['better']} better, {each['tie']} level, {each['worse']} worse"
-        for reference, each in counts(found).items()
-    ]
+    said = []
+    for reference, each in counts(found).items():
+        judged = f"{each['better']} better, {each['tie']} level, {each['worse']} worse"
+        rest = each.total() - sum(each[verdict] for verdict in ("better", "tie", "worse"))
+        said.append(f"against {reference}: {judged}" + (f", {rest} not comparable" if rest else ""))
     return f"Anon {'; '.join(said)}"
 
 
@@ -104,7 +110,7 @@ def sections(found: Sequence[Panel]) -> list[Section]:
             against = [NONE if label == each else panel.verdict(label, each) for each in panel.references]
             body.append([label, spread(contender["values"]) + lost, str(seeds), *against])
         better = "more" if panel.metric["higher_is_better"] else "less"
-        made.append(Section(panel.name, [head, *body], f"Test set; {better} is better."))
+        made.append(Section(panel.name, [head, *body], f"Judged {panel.judged_on}; {better} is better."))
     return made
 
 
