@@ -24,7 +24,18 @@ from anon_lab import studies
 from anon_lab.cli import app
 from anon_lab.launch import Place
 from anon_lab.models import inception
-from anon_lab.studies import _candidates, _grounds, _report, _training, cifar10, diffusion, gpt2, guards, overview
+from anon_lab.studies import (
+    _candidates,
+    _grounds,
+    _plots,
+    _report,
+    _training,
+    cifar10,
+    diffusion,
+    gpt2,
+    guards,
+    overview,
+)
 from anon_lab.studies._results import Results, chosen, report, search, trials, tuned
 from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
 from anon_lab.tasks import Recipe, _images
@@ -505,6 +516,20 @@ def test_a_killed_process_loses_the_running_job_alone(tmp_path: Path) -> None:
     kept = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(kept) == len(results.records) >= 20  # none twice
     assert all(results.records[name] == each for name, each in before.items())
+
+
+@pytest.mark.parametrize("together", [1, 16])
+def test_time_is_compared_where_runs_train_alone_by_design(together: int, tmp_path: Path) -> None:
+    """On a CPU all train alone, beside whatever else the machine does."""
+    ground = replace(GROUND, together=together)
+    results = results_of(tmp_path, {"AdamW": [1, 2, 0]}, ground)
+    study = made_study(contender("AdamW"), ground=ground)
+    for job in study.stages[-1].jobs(results):
+        results.add(record(job, 70))
+    found = _report.lines(study, results)
+    (section,) = _report.reported(study, found)
+    assert ("ms a step" in section.lines[0]) == (together == 1)
+    assert len(_plots.curves("small", found["small"]).axes) == (2 if together == 1 else 1)
 
 
 # All studies at one glance.

@@ -1,4 +1,4 @@
-"""A study's curves: what each contender reached after so many steps and, where runs trained alone, seconds."""
+"""A study's curves: what each contender reached after so many steps and, where runs train alone, seconds."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -25,7 +25,7 @@ MARKERS = "osD^v"
 def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
     """Mean over seeds, with a band from the lowest to the highest."""
     alive = [line for line in contenders if line.values]
-    alone = all(record["together"] == 1 for line in alive for record in line.records)
+    alone = all(line.ground.together == 1 for line in alive)
     figure = Figure(figsize=(9.6 if alone else 6.4, 4.2), layout="constrained")
     figure.suptitle(_finding(ground, alive), fontsize=11, wrap=True)
     axes = list(figure.subplots(1, 2 if alone else 1, squeeze=False)[0])

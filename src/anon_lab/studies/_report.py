@@ -81,7 +81,7 @@ def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]
         references = [label for label in study.references if label in by_label]
         sign = -1 if metric.higher_is_better else 1
         order = sorted(contenders, key=lambda line: (not line.values, sign * mean(line.values or [0.0])))
-        alone = all(record["together"] == 1 for line in order for record in line.records)
+        alone = contenders[0].ground.together == 1
         head = ["", f"{metric.name} {metric.unit}".strip(), "seeds", *(f"against {each}" for each in references)]
         body = [
             [
