@@ -204,6 +204,7 @@ def test_v_range_by_hand() -> None:
     assert v_range(0.5, 2.0, 0.25, Guard(clip=1.0)).lower == pytest.approx(0.25**0.25 / 2)
     assert v_range(1.0, 2.0, 0.25, Guard(clip=1.0)).lower == pytest.approx(4.25**-0.5)
     assert v_range(1.0, 2.0, 0.25, Guard()).lower == pytest.approx(0.5 / 2)
+    assert v_range(0.5, 2.0, 0.25, Guard()).lower == pytest.approx(0.5**0.5 * 0.25**0.25 / 2)  # clip^gamma below 1
     assert v_range(-1.0, 2.0, 0.25, Guard()) == v_range(-1.0, 2.0, 0.25)
 
 
