@@ -535,8 +535,10 @@ def test_time_is_compared_where_runs_train_alone_by_design(together: int, tmp_pa
 # All studies at one glance.
 
 
-def test_overview_of_results_made_by_hand(tmp_path: Path) -> None:
+def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "results"
+    written: dict[str, Study] = {}
+    monkeypatch.setattr(overview, "load", written.__getitem__)
 
     def write(study: str, numbers: dict[str, list[Any]], ground: Ground) -> None:
         results = results_of(out / study, {label: [1, 2, 0] for label in numbers}, ground)
@@ -544,7 +546,7 @@ def test_overview_of_results_made_by_hand(tmp_path: Path) -> None:
         for job in made.stages[-1].jobs(results):
             if job.seed - FIRST_SEED < len(numbers[job.label]):
                 results.add(record(job, numbers[job.label][job.seed - FIRST_SEED]))
-        _report.save(study, made, results, "a command", out / study, Console(quiet=True))
+        written[study] = made
 
     loss = replace(GROUND, name="text", metric=LOSS)
     lost = [None] * 3
@@ -557,20 +559,31 @@ def test_overview_of_results_made_by_hand(tmp_path: Path) -> None:
     assert "Anon against AdamW: 1 better, 1 level, 2 worse, 1 not comparable" in " ".join(found.output.split())
     text = (out / "README.md").read_text()
     assert "| Anon γ 1 | 81.00 ± 1.0 | 3 | better |" in text
-    assert "## gpt2, text" in text
+    assert "| Anon γ 2 | diverged | 3 | worse |" in text
+    assert "## gpt2, text: fresh seeds" in text
     assert "loss nats per token" in text
-    panels = overview.panels(out)
-    assert [panel.order() for panel in panels] == [
-        ["AdamW", "Anon γ 0", "Anon γ 1", "Anon γ 2"],
-        ["AdamW", "Anon γ 1", "Anon γ 1.1"],
-    ]
+    panels, _ = overview.collected(out)
     axes = overview.draw(panels).axes
+    labels = [[label.get_text() for label in axis.get_yticklabels()] for axis in axes[:2]]
+    assert labels == [["AdamW", "Anon γ 0", "Anon γ 1", "Anon γ 2"], ["AdamW", "Anon γ 1", "Anon γ 1.1"]]
     assert [axis.get_visible() for axis in axes] == [True, True, False, False]
     assert [axis.xaxis_inverted() for axis in axes[:2]] == [False, True]  # right is better
     picture = (out / "overview.svg").read_bytes()
     assert picture.startswith(b"<?xml")
     overview.save(out, Console(quiet=True))
     assert (out / "overview.svg").read_bytes() == picture
+
+
+@pytest.mark.parametrize("line", ["no JSON", "{}", "3"])
+def test_a_file_that_no_study_wrote_is_named(line: str, tmp_path: Path) -> None:
+    runs = tmp_path / "results" / "guards" / "runs.jsonl"
+    runs.parent.mkdir(parents=True)
+    runs.write_text(f"{line}\n")
+    for command in (["results"], ["study", "guards", "--list"]):
+        found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "results")])
+        assert found.exit_code == 2
+        assert "line 1 of" in found.output
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["guards"]
 
 
 def test_without_reports_there_is_no_overview(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ def remarks(data: Data) -> list[str]:
     if changed:
         guards = (
             f"change the direction for γ from {changed[0]:g} to {changed[-1]:g}, but not at 1: their clip shortens "
+            "the step's longer coordinate"
         )
-        guards += "the step's longer coordinate"
     return [
         "The first step's slope is |g_y/g_x|^(1 − γ): measured slopes agree to a relative "
         f"{number(data.worst_slope_error, 1)}. Below γ = 1 the coordinate with the larger gradient leads, above it the "

@@ -32,7 +32,7 @@ def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
     units = ("step", "seconds of training")
     for axis, column in zip(axes, (0, 1), strict=False):
         for line in alive:
-            _draw(axis, line, column, _style(line, alive))
+            _draw(axis, line, column, style(line, alive))
         axis.set_xlabel(units[column])
     if alive:
         _limits(axes, alive)
@@ -84,7 +84,7 @@ def _limits(axes: Sequence[Axes], alive: Sequence["Line"]) -> None:
             axis.set_ylim(min(late) - room, max(late) + room)
 
 
-def _style(line: "Line", alive: Sequence["Line"]) -> dict[str, Any]:
+def style(line: "Line", alive: Sequence["Line"]) -> dict[str, Any]:
     if "gamma" in line.settings:
         ours = [each.label for each in alive if "gamma" in each.settings]
         marker = MARKERS[ours.index(line.label) % len(MARKERS)]

@@ -66,8 +66,10 @@ def lines(study: Study, results: Results) -> dict[str, list[Line]]:
 
 def against(line: Line, other: Line | None) -> str:
     """The verdict on the line in a word."""
-    if other is None or other is line or not line.values or not other.values:
+    if other is None or other is line or not (line.values or other.values):
         return NONE
+    if not line.values or not other.values:  # all runs of one diverged
+        return "better" if line.values else "worse"
     if min(len(line.values), len(other.values)) < 2:
         return "one seed"
     return verdict(line.values, other.values, line.ground.metric)
@@ -95,14 +97,11 @@ def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]
             ]
             for line in order
         ]
+        judged = f"by {metric.name}" if contenders[0].ground.measure else "on the test set"
         yield Section(
-            f"{ground}: fresh seeds, judged {judged_on(contenders[0].ground)}",
+            f"{ground}: fresh seeds, judged {judged}",
             [[*head, *(["ms a step"] if alone else []), "device minutes", "settings"], *body],
         )
-
-
-def judged_on(ground: Ground) -> str:
-    return f"by {ground.metric.name}" if ground.measure else "on the test set"
 
 
 def _over(study: Study, results: Results, kind: str) -> dict[str, dict[str, list[tuple[Job, Record]]]]:
@@ -270,7 +269,6 @@ def _json(
         by_label = {line.label: line for line in contenders}
         grounds[ground] = {
             "metric": vars(contenders[0].ground.metric),
-            "judged_on": judged_on(contenders[0].ground),
             "contenders": {
                 line.label: {
                     "settings": dict(line.settings),

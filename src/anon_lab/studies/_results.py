@@ -27,8 +27,11 @@ class Results:
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:  # a process was killed while it wrote
             write_bytes(path, whole)
-        for line in whole.decode().splitlines():
-            self._keep(json.loads(line))
+        for number, line in enumerate(whole.decode().splitlines(), 1):
+            try:
+                self._keep(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"line {number} of {path} is not a run that a study wrote") from None
 
     def add(self, record: Record) -> None:
         line = json.dumps(finite(record), allow_nan=False) + "\n"

@@ -125,12 +125,11 @@ class Screening:
     def is_level(self, candidate: Candidate, results: Results) -> bool:
         """Whether its best at gamma 1 on the last ground is no more than a margin behind the tuned AdamW's."""
         ground = self.final.ground
-        theirs = [record for _, record in tried(baselines(self.final.rates)[0], ground, results)]
+        trials = tried(baselines(self.final.rates)[0], ground, results)
+        theirs = max(worth(record, ground.metric) for _, record in trials)
         cells = [meeting.cell(results) for meetings in self.rounds[1:] for meeting in meetings if meeting.gamma == 1]
         ours = [found[0] for cell in cells if cell and (found := cell.found(candidate, results))]
-        return (
-            max(ours, default=float("-inf")) >= max(worth(each, ground.metric) for each in theirs) - self.final.margin
-        )
+        return max(ours, default=float("-inf")) >= theirs - self.final.margin
 
     def winner(self, results: Results) -> Candidate | None:
         """Who is left after the last round."""
