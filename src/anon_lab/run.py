@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,11 +91,13 @@ class Run:
         return optimizers.make(self.entry.name, self.net.named_parameters(), lr=lr, **hyper)
 
     def _wrapped(self) -> nn.Module:
+        """The network as it is trained. It is evaluated as it is: at other sizes, for which it would be compiled anew."""
+        net = self.net
         if self.settings.compile:
-            self.net.compile()
+            net = cast(nn.Module, torch.compile(net, dynamic=False))
         if self.world == 1:
-            return self.net
-        return DistributedDataParallel(self.net, [self.device] if self.device.type == "cuda" else None)
+            return net
+        return DistributedDataParallel(net, [self.device] if self.device.type == "cuda" else None)
 
     def batch(self) -> Batch:
         """The data of the next step."""

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
 from anon_lab import launch, optimizers, steps, tasks
@@ -289,8 +290,10 @@ def test_runs_interrupted_together_go_on_together(tmp_path):
 def test_compiled_network_trains_alike():
     task = tasks.load("digits")
     (eager,) = drive([Run(SETTINGS, task, CPU)])
+    counters.clear()
     (compiled,) = drive([Run(replace(SETTINGS, compile=True), task, CPU)])
     assert compiled["loss"] == pytest.approx(eager["loss"], rel=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1  # of the steps: evaluations have other sizes, and run as written
 
 
 def test_no_decay_is_no_decay():

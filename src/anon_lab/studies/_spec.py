@@ -40,6 +40,8 @@ class Ground:
     options: Mapping[str, Any] = field(default_factory=dict)
     together: int = 1
     """Runs that train at once on a GPU, in one graph; 1 where time is compared too."""
+    compile: bool = False
+    """Whether the network is compiled on a GPU."""
     evaluations: int = 8
     checks: int = 1
     """Seeds from which a search ends by comparing its best learning rate with the one below; 1: it does not. For tasks
@@ -91,6 +93,7 @@ class Job:
             hold_out=not self.report,
             precision="bf16" if on_gpu else "fp32",
             micro_batch=self.ground.micro_batch,
+            compile=on_gpu and self.ground.compile,
             graph=on_gpu and optimizers.get(self.optimizer).needs in ("gradient", "views"),
             evaluations=self.ground.evaluations,
         )

@@ -18,6 +18,7 @@ from anon_lab import tasks
 from anon_lab.launch import Place
 from anon_lab.run import Run
 from anon_lab.settings import provenance
+from anon_lab.steps import Steps
 from anon_lab.studies._results import Record, Results
 from anon_lab.studies._spec import Job, Stage, Study
 from anon_lab.tasks import Task
@@ -100,12 +101,18 @@ def seconds_a_step(job: Job, results: Results, device: str, guess: float) -> flo
     return mean(each["device_seconds"] / each["steps"] for each in same) if same else guess
 
 
+def _free_memory() -> None:
+    gc.collect()  # a run and its optimizer hold each other
+    torch.cuda.empty_cache()
+
+
 class _Trainer:
     def __init__(self, results: Results, order: Order, where: Place) -> None:
         self.results, self.order, self.device = results, order, where.device
         self.provenance = provenance(where.device)
         self.started = time.perf_counter()
         self._tasks: dict[str, Task] = {}
+        self._rehearsed: set[tuple[str, str]] = set()
 
     def fits(self, group: Sequence[Job]) -> bool:
         if self.order.minutes is None:
@@ -122,6 +129,8 @@ class _Trainer:
         """Train a group and append its lines."""
         task = self._task(group[0])
         if self.device.type == "cuda":
+            if group[0].ground.together == 1:
+                self._rehearse(group[0], task)
             torch.cuda.reset_peak_memory_stats(self.device)  # else a group would show the largest one's memory
         started = time.perf_counter()
         runs = [Run(job.settings(self.device), task, self.device) for job in group]
@@ -141,8 +150,15 @@ class _Trainer:
             self.results.add(self._record(stage, job, result, curve, share, len(group)))
         if self.device.type == "cuda":
             runs.clear()
-            gc.collect()  # a run and its optimizer hold each other
-            torch.cuda.empty_cache()
+            _free_memory()
+
+    def _rehearse(self, job: Job, task: Task) -> None:
+        """Take a step of a run that is thrown away: kernels are compiled and chosen in it, and in no run whose time is
+        compared."""
+        if (job.ground.key, job.optimizer) not in self._rehearsed:
+            self._rehearsed.add((job.ground.key, job.optimizer))
+            Steps([Run(job.settings(self.device), task, self.device)]).take()
+            _free_memory()
 
     def _task(self, job: Job) -> Task:
         key = json.dumps([job.ground.task, dict(job.ground.options), job.report], default=str)

@@ -5,7 +5,7 @@ from anon_lab.studies._spec import LOSS, Contender, Ground, Study, anon_defaults
 from anon_lab.tasks import Recipe
 from anon_lab.tasks.gpt import PRESETS
 
-SECONDS = 0.1
+SECONDS = 0.075
 ADAM_BETAS = ("betas", ((0.9, 0.99), (0.9, 0.999)))
 ANON_BETAS = ("betas", ((0.9, 0.99), (0.9, 0.95)))
 DECAY = ("weight_decay", (0.03,))
@@ -54,6 +54,7 @@ def grounds(tiny: bool) -> tuple[Ground, Ground, Ground]:
             LOSS,
             SECONDS,
             {"model": "small"},
+            compile=True,
             evaluations=steps // 100 if steps > 200 else 1,
         )
         for steps in (200, 600, 2000)
