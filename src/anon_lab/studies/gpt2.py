@@ -12,26 +12,30 @@ DECAY = ("weight_decay", (0.03,))
 
 
 def contenders() -> list[Contender]:
-    """Each with 6 trials. Lion's lr is smaller and Muon's larger, so that the recipe's decay is not theirs. Anon's lrs
-    are AdamW's times 4/3 at gamma 1 and times 1/2 at gamma 1.1, about what was best on the smaller GPTs of `guards`."""
+    """Each with 7 trials. Lion's lr is smaller and Muon's larger, so that the recipe's decay is not theirs. The fourth
+    lr of each was added when three were known: beyond the best if that lay at an edge, else beside it."""
     anon = anon_defaults()
     return [
-        Contender("AdamW", "AdamW", (("lr", (3e-4, 6e-4, 1.2e-3)), ADAM_BETAS, DECAY), {"betas": (0.9, 0.95)}),
-        Contender("Anon γ 1", "Anon", (("lr", (4e-4, 8e-4, 1.6e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.0}),
-        Contender("Anon γ 1.1", "Anon", (("lr", (1.5e-4, 3e-4, 6e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.1}),
+        Contender("AdamW", "AdamW", (("lr", (3e-4, 4.2e-4, 6e-4, 1.2e-3)), ADAM_BETAS, DECAY), {"betas": (0.9, 0.95)}),
+        Contender("Anon γ 1", "Anon", (("lr", (2e-4, 4e-4, 8e-4, 1.6e-3)), ANON_BETAS, DECAY), {**anon, "gamma": 1.0}),
+        Contender(
+            "Anon γ 1.1", "Anon", (("lr", (1.5e-4, 2.1e-4, 3e-4, 6e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.1}
+        ),
         Contender(
             "Muon",
             "Muon",
-            (("lr", (0.01, 0.02, 0.04)), ("adamw_ratio", (0.03, 0.06)), ("weight_decay", (0.03,))),
+            (("lr", (0.01, 0.02, 0.04, 0.08)), ("adamw_ratio", (0.03, 0.06)), ("weight_decay", (0.03,))),
             {"weight_decay": 0.01},
         ),
         Contender(
             "Lion",
             "Lion",
-            (("lr", (5e-5, 1e-4, 2e-4)), ("betas", ((0.95, 0.98), (0.9, 0.95))), ("weight_decay", (0.3,))),
+            (("lr", (5e-5, 1e-4, 2e-4, 4e-4)), ("betas", ((0.95, 0.98), (0.9, 0.95))), ("weight_decay", (0.3,))),
             {"weight_decay": 1.0},
         ),
-        Contender("Anon γ 1.15", "Anon", (("lr", (1e-4, 2e-4, 4e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.15}),
+        Contender(
+            "Anon γ 1.15", "Anon", (("lr", (5e-5, 1e-4, 2e-4, 4e-4)), ANON_BETAS, DECAY), {**anon, "gamma": 1.15}
+        ),
     ]
 
 
