@@ -91,7 +91,7 @@ class Run:
         return optimizers.make(self.entry.name, self.net.named_parameters(), lr=lr, **hyper)
 
     def _wrapped(self) -> nn.Module:
-        """The network as it is trained. It is evaluated as it is: at other sizes, for which it would be compiled anew."""
+        """The network as it is trained. To evaluate, at other sizes, it would be compiled anew, so it is not."""
         net = self.net
         if self.settings.compile:
             net = cast(nn.Module, torch.compile(net, dynamic=False))

@@ -36,13 +36,14 @@ from anon_lab.studies import (
     guards,
     overview,
 )
-from anon_lab.studies._results import Results, chosen, report, search, trials, tuned
+from anon_lab.studies._results import Results, check, chosen, report, search, trials, tuned
 from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
 from anon_lab.tasks import Recipe, _images
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(batch_size=8, steps=2)
 GROUND = Ground("small", "digits", RECIPE, ACCURACY, 1.0, evaluations=1)
+LION_RATES = next(dict(each.axes)["lr"] for each in gpt2.contenders() if each.label == "Lion")
 
 
 @pytest.fixture(autouse=True)
@@ -337,14 +338,14 @@ def test_a_search_may_end_with_a_check_of_the_learning_rate_below(tmp_path: Path
     ground = replace(GROUND, checks=2)
     adamw = contender("AdamW")
     results = Results(tmp_path / "runs.jsonl")
-    *rounds, check = search(lambda _: [adamw], ground, 2)
-    assert check.name == "check small, 2 seeds"
+    *rounds, checked = search(lambda _: [adamw], ground, 2)
+    assert checked.name == "check small, 2 seeds"
     for stage in rounds:
-        assert _training.missing(check, results) == []
+        assert _training.missing(checked, results) == []
         for job in _training.missing(stage, results):
             results.add(record(job, {0.1: 80, 0.2: 90}[job.values["lr"]]))
     assert chosen(adamw, ground, results) == tuned(adamw, ground, results)
-    left = _training.missing(check, results)  # of the better one seed 0 is known
+    left = _training.missing(checked, results)  # of the better one seed 0 is known
     assert [(job.values["lr"], job.seed) for job in left] == [(0.2, 1), (0.1, 1)]
     for job, number in zip(left, (60, 75), strict=True):
         results.add(record(job, number))
@@ -353,6 +354,29 @@ def test_a_search_may_end_with_a_check_of_the_learning_rate_below(tmp_path: Path
     assert best["lr"] == 0.2
     assert chosen(adamw, ground, results) == {**best, "lr": 0.1}  # 77.5 in the mean against 75
     assert {job.values["lr"] for job in report(lambda _: [adamw], ground).jobs(results)} == {0.1}
+
+
+def test_settings_found_on_short_runs_may_be_checked_on_long_ones(tmp_path: Path) -> None:
+    """At the learning rates on both sides, where there are any."""
+    rates = (0.1, 0.2, 0.4, 0.8)
+    long = replace(GROUND, name="long", recipe=RECIPE.changed(steps=9), tuned_on=GROUND, checks=1)
+    longer = replace(GROUND, name="longer", recipe=RECIPE.changed(steps=99), tuned_on=long)
+    for best, beside in ((0.1, [0.1, 0.2]), (0.4, [0.4, 0.2, 0.8]), (0.8, [0.8, 0.4])):
+        adamw = Contender("AdamW", "AdamW", (("lr", rates),))
+        results = Results(tmp_path / f"{best}.jsonl")
+        (checked,) = check(lambda _, adamw=adamw: [adamw], long)
+        assert checked.name == "check long, 1 seed"
+        assert checked.jobs(results) == []
+        for job in trials(adamw, GROUND, results, 0):
+            results.add(record(job, 90 if job.values["lr"] == best else 50))
+        assert chosen(adamw, long, results) == {"lr": best}
+        left = _training.missing(checked, results)
+        assert [job.values["lr"] for job in left] == beside
+        assert all((job.ground, job.split, job.seed) == (long, "validation", 0) for job in left)
+        for job in left:
+            results.add(record(job, job.values["lr"] * 100))
+        assert chosen(adamw, long, results) == chosen(adamw, longer, results) == {"lr": max(beside)}
+        assert tuned(adamw, GROUND, results) == {"lr": best}
 
 
 def test_without_a_check_the_tuned_settings_are_reported(tmp_path: Path) -> None:
@@ -451,7 +475,8 @@ def test_runs_train_together_on_a_gpu_and_alone_on_a_cpu() -> None:
 
 def test_no_time_trains_nothing(tmp_path: Path) -> None:
     output = anon_study("gpt2", tmp_path, "--minutes", "0")
-    assert "Left to train: 18 runs of “tune 2 steps, round 1”" in output
+    rates = sum(len(each.axes[0][1]) for each in gpt2.contenders())
+    assert f"Left to train: {rates} runs of “tune 2 steps, round 1”" in output
     assert not (tmp_path / "gpt2-tiny" / "runs.jsonl").exists()
 
 
@@ -473,7 +498,7 @@ def test_the_time_is_foreseen_from_runs_of_the_kind(tmp_path: Path) -> None:
 def test_only_what_matches_is_trained(tmp_path: Path) -> None:
     anon_study("gpt2", tmp_path, "--only", "round 1 | * | Lion")
     records = [json.loads(line) for line in (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()]
-    assert [each["label"] for each in records] == ["Lion"] * 3
+    assert [each["label"] for each in records] == ["Lion"] * len(LION_RATES)
     assert {each["split"] for each in records} == {"validation"}
 
 
@@ -483,7 +508,7 @@ def test_a_pattern_of_finished_or_later_runs_is_one(tmp_path: Path) -> None:
     for later in ("round 2 | * | AdamW", "report"):
         assert "Left to train" in anon_study("gpt2", tmp_path, "--only", later)
     lines = (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == len(LION_RATES)
 
 
 def test_list_is_short_where_nothing_is_known_yet(tmp_path: Path) -> None:
@@ -491,7 +516,7 @@ def test_list_is_short_where_nothing_is_known_yet(tmp_path: Path) -> None:
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if line[:1] == "│"]
     study = studies.load("gpt2", tiny=True)
     assert [row[0] for row in rows] == [stage.name for stage in study.stages]  # a line for each: nothing wraps
-    assert rows[0][1:3] == ["0", "18"]
+    assert rows[0][1:3] == ["0", str(len(study.stages[0].jobs(Results(tmp_path / "none"))))]
     assert rows[-1][1:] == ["0", "?", "?"]
     assert shown.splitlines()[-1].strip() == "? depends on what the stages before it find"
 

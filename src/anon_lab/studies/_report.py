@@ -22,7 +22,7 @@ CURVES = 9
 """The most that one picture can hold."""
 PROTOCOL = (
     "Settings are chosen on validation examples, one axis after another with equally many trials for every contender, "
-    "from one seed (and at last from several where there is a table of a last check), and reported on the test set "
+    "from one seed (with a last check of the learning rate where there is a table of it), and reported on the test set "
     "from fresh seeds, trained on all training examples. Numbers are mean ± standard deviation over seeds; better, "
     "worse and tie are Welch's test at 5 %."
 )
@@ -133,7 +133,7 @@ def searched(study: Study, results: Results) -> Iterator[Section]:
 
 
 def checked(study: Study, results: Results) -> Iterator[Section]:
-    """Of each ground whose searches end with a check, both learning rates of every contender."""
+    """Of each ground whose searches end with a check, the learning rates of every contender."""
     for name, contenders in _over(study, results, "check").items():
         ground = next(job.ground for over in contenders.values() for job, _ in over)
         body = []
@@ -143,8 +143,8 @@ def checked(study: Study, results: Results) -> Iterator[Section]:
                 body.append([label, f"{lr:g}", line.measured(), f"{len(line.records)} of {ground.checks}"])
         metric = f"{ground.metric.name} {ground.metric.unit}".strip()
         text = (
-            "Validation examples; the best setting, and the same at the learning rate below. The one with the better "
-            "mean is reported on; until all seeds are in, the best from one seed is."
+            "Validation examples; the setting that was found, and the same at the learning rates beside it. The one "
+            "with the best mean is reported on; until all are in, the one that was found."
         )
         yield Section(f"{name}: the search's last check", [["", "lr", metric, "seeds"], *body], text)
 

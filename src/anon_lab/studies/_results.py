@@ -108,24 +108,33 @@ def tuned(contender: Contender, ground: Ground, results: Results, axes: int | No
     return None if winner is None else next(job.values for job, record in over if record is winner)
 
 
+def found_on(contender: Contender, ground: Ground, results: Results) -> Mapping[str, Any] | None:
+    """What the search for this ground has led to, without its checks."""
+    if ground.tuned_on is None:
+        return tuned(contender, ground, results)
+    return chosen(contender, ground.tuned_on, results)
+
+
 def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:
-    """The tuned settings, and the same at the learning rate below, from several seeds each; none before all trials are
-    over, or if the ground asks for none."""
-    values = tuned(contender, ground, results)
-    if values is None or ground.checks == 1:
+    """The settings that were found, and the same at the learning rates beside theirs, from as many seeds each as the
+    ground asks for; none before the search is over."""
+    values = found_on(contender, ground, results)
+    if values is None:
         return []
-    lower = [lr for lr in dict(contender.axes)["lr"] if lr < values["lr"]]
-    finalists = [values, *({**values, "lr": lr} for lr in sorted(lower)[-1:])]
+    lrs = sorted(dict(contender.axes)["lr"])
+    place = lrs.index(values["lr"])
+    above = [] if ground.tuned_on is None else lrs[place + 1 : place + 2]
+    finalists = [{**values, "lr": lr} for lr in (values["lr"], *lrs[:place][-1:], *above)]
     seeds = range(TUNING_SEED, TUNING_SEED + ground.checks)
     return [Job(contender.label, ground, contender.optimizer, each, seed) for each in finalists for seed in seeds]
 
 
 def chosen(contender: Contender, ground: Ground, results: Results) -> Mapping[str, Any] | None:
-    """The tuned settings; once the checks are over, with the learning rate that has the better mean over seeds."""
+    """The settings that were found; once the checks are over, with the learning rate that has the best mean."""
     jobs = checks(contender, ground, results)
     found = [(job.values, worth(record, ground.metric)) for job in jobs if (record := results.of(job)) is not None]
     if not jobs or len(found) < len(jobs):
-        return tuned(contender, ground, results)
+        return found_on(contender, ground, results)
     finalists = [found[first : first + ground.checks] for first in range(0, len(found), ground.checks)]
     return max(finalists, key=lambda runs: mean(number for _, number in runs))[0][0]
 
@@ -135,7 +144,7 @@ Field = Callable[[Results], Sequence[Contender]]
 
 
 def search(field: Field, ground: Ground, rounds: int = 3) -> list[Stage]:
-    """A stage for each axis, in which every contender takes its turn, and one for the checks."""
+    """A stage for each axis, in which every contender takes its turn, and the check, if the ground asks for one."""
 
     def stage(axis: int) -> Stage:
         def jobs(results: Results) -> list[Job]:
@@ -144,22 +153,24 @@ def search(field: Field, ground: Ground, rounds: int = 3) -> list[Stage]:
 
         return Stage(f"tune {ground.name}, round {axis + 1}", jobs)
 
-    def checked(results: Results) -> list[Job]:
-        return [job for each in field(results) for job in checks(each, ground, results)]
-
-    more = [Stage(f"check {ground.name}, {ground.checks} seeds", checked)] if ground.checks > 1 else []
-    return [*(stage(axis) for axis in range(rounds)), *more]
+    return [*(stage(axis) for axis in range(rounds)), *check(field, ground)]
 
 
-def report(field: Field, ground: Ground, tuned_on: Ground | None = None, seeds: int = 3) -> Stage:
-    """Fresh seeds of every tuned contender; seed by seed, so that a stage cut short has everyone once.
-
-    **Arguments:**
-    - `tuned_on`: where the settings were searched, if not on the same ground.
-    """
+def check(field: Field, ground: Ground) -> list[Stage]:
+    """The end of a search: a stage, or none if the ground asks for none."""
 
     def jobs(results: Results) -> list[Job]:
-        settings = [(each, chosen(each, tuned_on or ground, results)) for each in field(results)]
+        return [job for each in field(results) for job in checks(each, ground, results)]
+
+    seeds = "1 seed" if ground.checks == 1 else f"{ground.checks} seeds"
+    return [Stage(f"check {ground.name}, {seeds}", jobs)] if ground.checks else []
+
+
+def report(field: Field, ground: Ground, seeds: int = 3) -> Stage:
+    """Fresh seeds of every tuned contender; seed by seed, so that a stage cut short has everyone once."""
+
+    def jobs(results: Results) -> list[Job]:
+        settings = [(each, chosen(each, ground, results)) for each in field(results)]
         return [
             Job(each.label, ground, each.optimizer, values, seed, report=True)
             for seed in range(FIRST_SEED, FIRST_SEED + seeds)
