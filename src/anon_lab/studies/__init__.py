@@ -22,6 +22,7 @@ __all__ = ["NAMES", "Order", "folder", "load", "plan", "report", "run"]
 
 NAMES: Mapping[str, str] = {
     "guards": "which of Anon's guards and refresh times are safe and good",
+    "gamma": "what gamma changes on each task, from -1 to 2, and which learning rate it wants",
     "gpt2": "GPT-2 small: loss against steps and against time",
     "cifar10": "ResNet-20 on CIFAR-10: gamma against SGDM and AdamW; beta3 and refresh times",
     "diffusion": "a small diffusion model of CIFAR-10: FID",

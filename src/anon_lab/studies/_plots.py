@@ -1,4 +1,5 @@
-"""A study's curves: what each contender reached after so many steps and, where runs train alone, seconds."""
+"""A study's pictures: what each contender reached after so many steps and, where runs train alone, seconds; or what
+each gamma reached."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -24,10 +25,10 @@ MARKERS = "osD^v"
 
 def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
     """Mean over seeds, with a band from the lowest to the highest."""
-    alive = [line for line in contenders if line.values]
+    alive = _alive(contenders)
     alone = all(line.ground.together == 1 for line in alive)
     figure = Figure(figsize=(9.6 if alone else 6.4, 4.2), layout="constrained")
-    figure.suptitle(_finding(ground, alive), fontsize=11, wrap=True)
+    figure.suptitle(finding(ground, contenders), fontsize=11, wrap=True)
     axes = list(figure.subplots(1, 2 if alone else 1, squeeze=False)[0])
     units = ("step", "seconds of training")
     for axis, column in zip(axes, (0, 1), strict=False):
@@ -41,7 +42,38 @@ def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
     return figure
 
 
-def _finding(ground: str, alive: Sequence["Line"]) -> str:
+def over_gamma(ground: str, contenders: Sequence["Line"]) -> Figure:
+    """Every seed and the mean at each gamma; the others as lines, with a band from their lowest to their highest."""
+    alive = _alive(contenders)
+    ours = sorted((line for line in alive if "gamma" in line.settings), key=lambda line: line.settings["gamma"])
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure.suptitle(finding(ground, contenders), fontsize=11, wrap=True)
+    axis = figure.subplots()
+    for line in alive:
+        if line not in ours:
+            colours = style(line, alive)
+            axis.axhline(mean(line.values), label=line.label, **colours)
+            axis.axhspan(min(line.values), max(line.values), color=colours["color"], alpha=0.1, linewidth=0)
+    gammas = [line.settings["gamma"] for line in ours]
+    axis.plot(gammas, [mean(line.values) for line in ours], color="#444444", linewidth=1, zorder=1)
+    for gamma, line in zip(gammas, ours, strict=True):
+        colour = style(line, alive)["color"]
+        axis.plot([gamma] * len(line.values), line.values, ".", color=colour, markersize=4, alpha=0.6)
+        axis.plot(gamma, mean(line.values), "o", color=colour, markersize=6)
+    axis.set_xlabel("adaptivity γ")
+    if alive:
+        axis.set_ylabel(_measured(alive[0]))
+        axis.legend(fontsize=8)
+    return figure
+
+
+def _alive(contenders: Sequence["Line"]) -> list["Line"]:
+    return [line for line in contenders if line.values]
+
+
+def finding(ground: str, contenders: Sequence["Line"]) -> str:
+    """Who ends best, and how many of the others cannot be told from it."""
+    alive = _alive(contenders)
     if not alive:
         return f"{ground}: every run diverged"
     metric = alive[0].ground.metric
@@ -94,3 +126,9 @@ def style(line: "Line", alive: Sequence["Line"]) -> dict[str, Any]:
         return {"color": COLOUR[name][0], "linestyle": DASHES[DASH[name]]}
     unknown = [each.label for each in alive if "gamma" not in each.settings and each.label.split(",")[0] not in COLOUR]
     return {"color": OTHERS[unknown.index(line.label) % len(OTHERS)], "linestyle": (0, (3, 1, 1, 1))}
+
+
+def slug(name: str) -> str:
+    """As part of a file's name."""
+    plain = name.lower().replace("γ", "gamma")
+    return "-".join("".join(each if each.isalnum() or each in ".-" else " " for each in plain).split())

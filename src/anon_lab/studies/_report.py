@@ -179,11 +179,13 @@ def left_in_words(study: Study, results: Results) -> str:
     return f"Left to train: {'; '.join(said)}." if said else "All runs are done."
 
 
-def findings(found: Mapping[str, list[Line]], references: Sequence[str]) -> list[str]:
+def findings(study: Study, found: Mapping[str, list[Line]]) -> list[str]:
     """How every Anon stands against the references; all of them, since the best would be chosen on the test set."""
+    if study.sweeps_gamma:
+        return [f"{_plots.finding(ground, contenders)}." for ground, contenders in found.items()]
     said = []
     for ground, contenders in found.items():
-        others = [line for line in contenders if line.label in references]
+        others = [line for line in contenders if line.label in study.references]
         for line in contenders:
             if line.label.startswith("Anon") and others:
                 compared = [f"{other.label} ({other.measured()}) {against(line, other)}" for other in others]
@@ -214,11 +216,13 @@ def save(name: str, study: Study, results: Results, command: str, place: Path, c
         console.print(as_rich(section))
     pictures: dict[str, bytes] = {}
     for ground, contenders in found.items():
-        if len(contenders) <= CURVES:
-            pictures[f"{_slug(ground)}.png"] = _png(_plots.curves(ground, contenders))
+        if study.sweeps_gamma:
+            pictures[f"{_plots.slug(ground)}.png"] = _png(_plots.over_gamma(ground, contenders))
+        elif len(contenders) <= CURVES:
+            pictures[f"{_plots.slug(ground)}.png"] = _png(_plots.curves(ground, contenders))
     for label, heat in study.heats(results).items():
         pictures[f"{label}.png"] = _png(_pictures.draw([heat], heat.title))
-    text = _readme(study, results, command, sections, findings(found, study.references), list(pictures))
+    text = _readme(study, results, command, sections, findings(study, found), list(pictures))
     return [
         write_text(place / "README.md", text),
         write_json(place / f"{name}.json", _json(name, study, results, command, found, sections)),
@@ -301,8 +305,3 @@ def _png(figure: _plots.Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     return content.getvalue()
-
-
-def _slug(name: str) -> str:
-    plain = name.lower().replace("γ", "gamma")
-    return "-".join("".join(each if each.isalnum() or each in ".-" else " " for each in plain).split())

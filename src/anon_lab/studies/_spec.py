@@ -167,5 +167,8 @@ class Study:
     """Tables of its own."""
     heats: Callable[["Results"], dict[str, Heat]] = lambda results: {}
     """Matrices to be drawn, by the names of their files."""
+    sweeps_gamma: bool = False
+    """Whether its question is what gamma changes: then results are drawn over gamma instead of over steps, and have no
+    part in the overview, which shows Anon as it was tuned."""
     check: Callable[[], object] = lambda: None
     """Raises before any training what would otherwise be raised after it."""

@@ -37,6 +37,8 @@ def collected(results: Path) -> tuple[dict[str, Sequence[Line]], list[Section]]:
         if not runs.exists():
             continue
         study = load(name)
+        if study.sweeps_gamma:
+            continue
         found = {
             ground if name == "guards" else f"{name}, {ground}": contenders
             for ground, contenders in lines(study, Results(runs)).items()

@@ -1,0 +1,131 @@
+"""Which gamma, and which learning rate for it: Anon from gamma -1 to 2 with one unit of lr, beside AdamW and SGDM."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, isfinite, nan
+from statistics import mean
+
+from anon_lab.studies import _grounds
+from anon_lab.studies._grounds import Rates
+from anon_lab.studies._plots import slug
+from anon_lab.studies._results import Results, report, search, trials, value
+from anon_lab.studies._spec import Contender, Ground, Study, anon_defaults
+from anon_lab.tables._spec import Heat
+
+GAMMAS = (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
+OCTAVES = range(-4, 4)
+"""Learning rates to search, as powers of 2 around a middle."""
+SEEDS, FEWER_SEEDS = 5, 3
+"""Reported on, where a run takes seconds and where it takes longer."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A ground with the middle of the learning rates: AdamW's and Anon's, and SGDM's."""
+
+    ground: Ground
+    adam: float
+    sgd: float
+    rates: Rates
+    """Of which the first weight decays are taken."""
+    seeds: int
+
+
+def places(tiny: bool) -> list[Place]:
+    """The tasks that a CPU can train, then those that ask for a GPU; around what the study of the guards found."""
+    (digits, zipf, ngram), gpt = _grounds.settled(tiny)
+    resnet = _grounds.confirmed(tiny)[0]
+    return [
+        Place(digits.ground, 8e-3, 0.16, digits.rates, SEEDS),
+        Place(zipf.ground, 2.5e-3, 0.32, zipf.rates, SEEDS),
+        Place(ngram.ground, 1.6e-2, 0.4, ngram.rates, SEEDS),
+        Place(resnet.ground, 8e-3, 0.2, resnet.rates, FEWER_SEEDS),
+        Place(replace(gpt.ground, checks=0), 1e-3, 0.3, gpt.rates, FEWER_SEEDS),
+    ]
+
+
+def octaves(middle: float) -> tuple[float, ...]:
+    return tuple(float(f"{middle * 2.0**power:.3g}") for power in OCTAVES)
+
+
+def ours(place: Place, gamma: float) -> Contender:
+    """With lr_scale="tensor" a learning rate has the same unit at every gamma."""
+    fixed = {**anon_defaults(), "gamma": gamma, "lr_scale": "tensor", "weight_decay": place.rates.adam_decay[0]}
+    return Contender(f"Anon γ {gamma:g}", "Anon", (("lr", octaves(place.adam)),), fixed)
+
+
+def contenders(place: Place) -> list[Contender]:
+    """Each with 8 trials."""
+    adam = {"betas": (0.9, 0.999), "weight_decay": place.rates.adam_decay[0]}
+    sgd = {"weight_decay": place.rates.sgd_decay[0]}
+    return [
+        Contender("AdamW", "AdamW", (("lr", octaves(place.adam)),), adam),
+        Contender("SGDM", "SGDM", (("lr", octaves(place.sgd)),), sgd),
+        *(ours(place, gamma) for gamma in GAMMAS),
+    ]
+
+
+def _trained(place: Place, gamma: float, results: Results) -> list[float | None]:
+    """What each learning rate led to on validation examples: NaN before it is known, None where it diverged."""
+    metric = place.ground.metric
+    records = [results.of(job) for job in trials(ours(place, gamma), place.ground, results, 0)]
+    return [nan if record is None else value(record, metric) for record in records]
+
+
+def shared_rate(table: Sequence[Sequence[float | None]], higher_is_better: bool) -> tuple[int, float]:
+    """The column that serves all rows best, and by how much it is behind each row's own best, in the mean. None stands
+    for a run that diverged; a row of them does not count."""
+    sign = 1 if higher_is_better else -1
+    worths = [[-inf if each is None else sign * each for each in line] for line in table if set(line) != {None}]
+    behind = [mean(max(line) - line[column] for line in worths) for column in range(len(table[0]))]
+    best = min(range(len(behind)), key=behind.__getitem__)
+    return best, behind[best]
+
+
+def _heat(place: Place, results: Results) -> Heat | None:
+    """Gamma by learning rate; None before all is known."""
+    table = [_trained(place, gamma, results) for gamma in GAMMAS]
+    if any(each is not None and not isfinite(each) for line in table for each in line):
+        return None
+    rates, metric = octaves(place.adam), place.ground.metric
+    column, behind = shared_rate(table, metric.higher_is_better)
+    return Heat(
+        f"{place.ground.name}: with lr {rates[column]:g} every γ ends, in the mean, {behind:.2g} {metric.unit} behind "
+        "its own best lr",
+        "adaptivity γ",
+        'lr, with lr_scale="tensor"',
+        [f"{gamma:g}" for gamma in GAMMAS],
+        [f"{lr:g}" for lr in rates],
+        [[nan if each is None else each for each in line] for line in table],
+        [["diverged" if each is None else f"{each:.4g}" for each in line] for line in table],
+        f"{metric.name} on validation examples ({metric.unit})",
+        metric.higher_is_better,
+    )
+
+
+def study(tiny: bool = False) -> Study:
+    everywhere = places(tiny)[:2] if tiny else places(tiny)
+    stages = []
+    for place in everywhere:
+        field = partial(_field, place)
+        stages += [*search(field, place.ground, rounds=1), report(field, place.ground, place.seeds)]
+
+    def heats(results: Results) -> dict[str, Heat]:
+        found = {f"{slug(place.ground.name)}-lr": _heat(place, results) for place in everywhere}
+        return {name: heat for name, heat in found.items() if heat is not None}
+
+    return Study(
+        "Gamma from -1 to 2",
+        "Which gamma is best on which task, and which learning rate, if lr has the same unit at every gamma "
+        '(lr_scale="tensor")?',
+        stages,
+        references=("AdamW", "SGDM"),
+        heats=heats,
+        sweeps_gamma=True,
+    )
+
+
+def _field(place: Place, results: Results) -> list[Contender]:
+    del results
+    return contenders(place)
