@@ -107,8 +107,8 @@ class Guarded:
     """One tensor under the guards. Every attribute may be changed between steps, as a param group's entries may.
 
     State: m, s, its weight w, v = psi2^-1/2 (0 marks a coordinate that no gradient has reached), the gamma in use, and
-    the scalars scale and peak (0 while unset): the updates of coordinates of mean and of largest second moment. For the
-    brake: the power, mean of g^2 / psi2, that the last refresh foresaw, its average since, and the largest ratio.
+    the level (0 while unset): the mean of the second moment over the tensor, averaged over refreshes. For the brake:
+    the power, mean of g^2 / psi2, that the last refresh foresaw, its average since, and the largest ratio.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Guarded:
         self.decoupled_weight_decay = decoupled_weight_decay
         self.t = 0
         self.m, self.s, self.v = (np.zeros_like(self.theta) for _ in range(3))
-        self.w = self.scale = self.peak = 0.0
+        self.w = self.level = 0.0
         self.foreseen = self.average = 0.0
         self.excess = 1.0
         self.gamma_in_use = gamma
@@ -173,13 +173,13 @@ class Guarded:
             self.refresh()
         elif self.touch and self.gamma_in_use != 0:
             touched = (self.v == 0) & (raw != 0)
-            self.v = np.where(touched, (stat + self.eps) ** (-self.gamma_in_use / 2), self.v)
+            sigma = np.maximum(stat + self.eps, self.floor * self.level)
+            self.v = np.where(touched, sigma ** (-self.gamma_in_use / 2), self.v)
 
         m_hat = self.m / (1 - beta1**self.t) if self.bias_correction else self.m
-        if self.gamma_in_use > 0:
-            r = self.scale if self.gamma_in_use >= 1 else self.peak
-            limit = self.clip ** min(self.gamma_in_use, 1.0) * (r or 1.0)
-            self.v = np.where(self.v * abs(m_hat) > limit, limit / np.where(m_hat == 0, 1, abs(m_hat)), self.v)
+        if self.gamma_in_use > 0 and self.clip < math.inf:  # sigma is no less than (m_hat / clip)^2
+            psi = np.where(m_hat == 0, 1.0, abs(m_hat) / self.clip) ** self.gamma_in_use
+            self.v = np.where((m_hat != 0) & (self.v * psi > 1), 1 / psi, self.v)
         self._move(m_hat)
         self._follow(known * self.v**2, is_due)
         if not self._is_read_at_or_after(self.t + 1):
@@ -193,15 +193,13 @@ class Guarded:
         if self.gamma_in_use != self.gamma:
             # What belongs to another gamma has another unit: nothing of it can be mixed or kept.
             self.v = np.zeros_like(self.v)
-            self.scale = self.peak = 0.0
         gamma = self.gamma_in_use = self.gamma
         taught = (self.s > 0) & np.isfinite(self.s)
         sigma = self.s / self.w + self.eps
         sample = self.s / (1 - self.betas[1]) + self.eps  # all that a coordinate first seen at this refresh has
         if taught.any():
-            mean, largest = sigma[taught].mean(), sigma[taught].max()
-            self.scale = self._mixed_scalar(self.scale, mean ** (1 - gamma))
-            self.peak = self._mixed_scalar(self.peak, largest ** (1 - gamma))
+            mean = sigma[taught].mean()
+            self.level = mean if self.level == 0 else self.beta3 * self.level + (1 - self.beta3) * mean
             sigma = np.maximum(np.where(unseen, sample, sigma), self.floor * mean)
 
         first = self.v == 0
@@ -255,10 +253,10 @@ class Guarded:
         assert callable(self.statistic)
         return self.statistic(g, self.m)
 
-    def _mixed_scalar(self, old: float, new_squared: float) -> float:
-        if old == 0:
-            return new_squared**0.5
-        return (self.beta3 * old**2 + (1 - self.beta3) * new_squared) ** 0.5
+    @property
+    def scale(self) -> float:
+        """The update of a coordinate of mean second moment, per unit of lr."""
+        return float(self.level ** ((1 - self.gamma_in_use) / 2)) if self.level else 1.0
 
     def _move(self, m_hat: Array) -> None:
         decayed = self.theta
@@ -268,7 +266,7 @@ class Guarded:
         if self.brake and self.gamma_in_use > 0:
             update = update / self.excess ** (self.gamma_in_use / 2)
         if self.lr_scale == "tensor":
-            update = update / (self.scale or 1.0)
+            update = update / self.scale
         self.theta = decayed - update
         if self.project is not None:
             seen = self.v > 0

@@ -96,9 +96,9 @@ def run(
     else:
         if optimizer == "SGD":
             gamma, guard = 0.0, False
-        share = Guard().clip ** min(gamma, 1.0) if guard else math.inf
+        clip = Guard().clip if guard else math.inf
         window = int(min(_idu.window(beta2, Storage().window_tol), NEVER))
-        rule = float(gamma), beta1, beta2, beta3, 1e-16 if eps is None else eps, share
+        rule = float(gamma), beta1, beta2, beta3, 1e-16 if eps is None else eps, clip
         refreshes = np.array(_refresh_times(T, growth))
         code = STATISTICS.index(statistic)
         played = _refreshed(times, refreshes, window, *rule, code, float(x0), lr, float(noise))
@@ -160,17 +160,17 @@ def _every_step(
     return xs, averages, last_far
 
 
-# Anon. With one coordinate whose gradient is never zero, touch and floor have nothing to do, and scale and peak are
-# one number r: of the guards only the sticky clip is left.
+# Anon. With one coordinate whose gradient is never zero, touch and floor have nothing to do: of the guards only the
+# sticky clip is left.
 
 
 @njit
 def _refreshed(
     at: Any, refreshes: Any, window: int, gamma: float, beta1: float, beta2: float, beta3: float, eps: float,
-    share: float, statistic: int, x: float, lr: float, noise: float,
+    clip: float, statistic: int, x: float, lr: float, noise: float,
 ) -> Any:  # fmt: skip
     xs, averages, last_far = np.empty(at.size), np.empty(at.size), 0
-    m = s = w = psi = r = regret = 0.0
+    m = s = w = psi = regret = 0.0
     power1 = 1.0
     j = n = 0
     for t in range(1, at[-1] + 1):
@@ -183,17 +183,16 @@ def _refreshed(
         if refreshes[n] - t < window:
             s = beta2 * s + (1 - beta2) * _sample(statistic, g, m)
             w = beta2 * w + (1 - beta2)
-        # psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later, and r2 alike
+        # psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later
         if t == refreshes[n]:
             sigma = s / w + eps
             kept = beta3 if n > 0 else 0.0
             psi = math.sqrt(kept * psi**2 + (1 - kept) * sigma**gamma)
-            r = math.sqrt(kept * r**2 + (1 - kept) * sigma ** (1 - gamma))
             s = w = 0.0
             n += 1
         m_hat = m / (1 - power1)
         if gamma > 0:
-            psi = max(psi, abs(m_hat) / (share * r))
+            psi = max(psi, (abs(m_hat) / clip) ** gamma)
 
         x = min(max(x - lr / math.sqrt(t) * m_hat / psi, -1.0), 1.0)
         if x > NEAR:

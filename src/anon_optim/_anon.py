@@ -308,8 +308,7 @@ class Anon(Optimizer):
         exp_avg_sqs: list[Tensor],
         weights: list[Tensor],
         preconditioners: list[Tensor],
-        scales: list[Tensor],
-        peaks: list[Tensor],
+        levels: list[Tensor],
         brakes: list[Tensor],
         gammas: list[Tensor],
         state_steps: list[Tensor],
@@ -327,8 +326,7 @@ class Anon(Optimizer):
             exp_avg_sqs.append(state["exp_avg_sq"])
             weights.append(state["weight"])
             preconditioners.append(state["preconditioner"])
-            scales.append(state["scale"])
-            peaks.append(state["peak"])
+            levels.append(state["level"])
             brakes.append(state["brake"])
             gammas.append(state["gamma"])
             state_steps.append(state["step"])
@@ -414,7 +412,7 @@ class Anon(Optimizer):
                 if not rest:
                     continue
                 remaining = {**group, "params": rest}
-            lists: list[list[Tensor]] = [[] for _ in range(12)]
+            lists: list[list[Tensor]] = [[] for _ in range(11)]
             self._init_group(remaining, *lists)
             if (factor := factors[index]) is not None:
                 lists[1] = [grad.to(state_dtype(grad)) * factor for grad in lists[1]]
@@ -441,11 +439,9 @@ class Anon(Optimizer):
                 if not state or p.numel() == 0 or state["weight"].item() == 0:
                     continue
                 v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
-                refreshed = _idu.refresh(
-                    v.to(s.dtype), s, state["weight"], state["scale"], state["peak"], rule, state["gamma"].item()
-                )
-                write_((v, state["scale"], state["peak"]), refreshed)
-                start_brake_(state["brake"], s, state["weight"], *refreshed[:2])
+                refreshed = _idu.refresh(v.to(s.dtype), s, state["weight"], state["level"], rule, state["gamma"].item())
+                write_((v, state["level"]), refreshed)
+                start_brake_(state["brake"], s, state["weight"], *refreshed, rule.gamma)
                 forget_what_was_seen(state["preconditioner"])
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
@@ -536,11 +532,9 @@ class Anon(Optimizer):
                 v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
                 bias_correction2 = torch.tensor(1 - float(saved_group["betas"][1]) ** t, dtype=s.dtype)
                 # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
-                refreshed = _idu.refresh(
-                    torch.ones_like(s), s, bias_correction2, state["scale"], state["peak"], rule, math.nan
-                )
-                write_((v, state["scale"], state["peak"]), refreshed)
-                start_brake_(state["brake"], s, bias_correction2, *refreshed[:2])
+                refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan)
+                write_((v, state["level"]), refreshed)
+                start_brake_(state["brake"], s, bias_correction2, *refreshed, rule.gamma)
                 s.zero_()
 
 
@@ -561,8 +555,7 @@ def _single_tensor_anon(
     exp_avg_sqs: list[Tensor],
     weights: list[Tensor],
     preconditioners: list[Tensor],
-    scales: list[Tensor],
-    peaks: list[Tensor],
+    levels: list[Tensor],
     brakes: list[Tensor],
     gammas: list[Tensor],
     state_steps: list[Tensor],
@@ -576,9 +569,9 @@ def _single_tensor_anon(
             continue
         p, raw_grad = real_view(param), real_view(grads[i])
         m, s, v = real_view(exp_avgs[i]), real_view(exp_avg_sqs[i]), real_view(preconditioners[i])
-        buffers = m, s, w, v, scale, peak, brake = m, s, weights[i], v, scales[i], peaks[i], brakes[i]
+        buffers = m, s, w, v, level, brake = m, s, weights[i], v, levels[i], brakes[i]
         if o.differentiable:  # autograd must not see a buffer change that it saved
-            m, s, w, v, scale, peak, brake = (buffer.clone() for buffer in buffers)
+            m, s, w, v, level, brake = (buffer.clone() for buffer in buffers)
         v = v.to(m.dtype)
         theta, raw_grad = p.to(m.dtype, copy=o.differentiable), raw_grad.to(m.dtype)
         if o.maximize:
@@ -592,11 +585,11 @@ def _single_tensor_anon(
 
         clock = read_clock(state_steps[i], gammas[i], refresh_tables[i], v.dtype, o)
         accumulate_(clock, s, w, sample, o.beta2)
-        v, scale, peak = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, scale, peak, preconditioners[i])
+        v, level = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, level, preconditioners[i])
 
-        step_size = step_size_of(clock, scale, o)
+        step_size = step_size_of(clock, level, o)
         if is_braked(clock, o.rule, v):
-            factor, brake = braked(clock, o, sample, s, w, v, scale, brake)
+            factor, brake = braked(clock, o, sample, s, w, v, level, brake)
             step_size = step_size * factor
 
         if o.decouples_decay:
@@ -605,7 +598,7 @@ def _single_tensor_anon(
         if o.project is not None:
             theta = projected(theta, v, o.project)
         store_([p], [theta], o.stochastic_round)
-        write_(buffers, (m, s, w, v, scale, peak, brake))
+        write_(buffers, (m, s, w, v, level, brake))
         end_interval_(clock, o.rule, buffers[1], buffers[2], gammas[i])
 
 
@@ -616,8 +609,7 @@ def _multi_tensor_anon(
     exp_avg_sqs: list[Tensor],
     weights: list[Tensor],
     preconditioners: list[Tensor],
-    scales: list[Tensor],
-    peaks: list[Tensor],
+    levels: list[Tensor],
     brakes: list[Tensor],
     gammas: list[Tensor],
     state_steps: list[Tensor],
@@ -666,13 +658,13 @@ def _multi_tensor_anon(
         if o.decides_on_device or clocks[indices[0]].due:
             for j, i in enumerate(indices):
                 accumulate_(clocks[i], ss[j], weights[i], samples[j], o.beta2)
-                vs[j], scale, peak = preconditioned(
-                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], scales[i], peaks[i],
+                vs[j], level = preconditioned(
+                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], levels[i],
                     preconditioners[i],
                 )  # fmt: skip
-                write_((real_view(preconditioners[i]), scales[i], peaks[i]), (vs[j], scale, peak))
+                write_((real_view(preconditioners[i]), levels[i]), (vs[j], level))
                 if j in large:
-                    factor, brake = braked(clocks[i], o, samples[j], ss[j], weights[i], vs[j], scale, brakes[i])
+                    factor, brake = braked(clocks[i], o, samples[j], ss[j], weights[i], vs[j], level, brakes[i])
                     brakes[i].copy_(brake)
                     factors.append(factor)
                 end_interval_(clocks[i], o.rule, ss[j], weights[i], gammas[i])
@@ -682,7 +674,7 @@ def _multi_tensor_anon(
                 torch._foreach_add_(ss, samples, alpha=1 - o.beta2)
                 torch._foreach_mul_([weights[i] for i in indices], o.beta2)
                 torch._foreach_add_([weights[i] for i in indices], 1 - o.beta2)
-            of_group = ([clocks[i] for i in indices], [scales[i] for i in indices], [peaks[i] for i in indices])
+            of_group = ([clocks[i] for i in indices], [levels[i] for i in indices])
             buffers = [preconditioners[i] for i in indices]
             guarded = preconditioned_all(*of_group, o.rule, raw_grads, samples, ms, vs, buffers)
             for i, before, after in zip(indices, vs, guarded, strict=True):
@@ -695,7 +687,7 @@ def _multi_tensor_anon(
                 factors, followed = braked_all(clocks[indices[0]].gamma, o.beta1, *of_large)
                 for state, brake in zip(states, followed, strict=True):  # DTensors have no _foreach_copy_
                     state.copy_(brake)
-        step_sizes = [step_size_of(clocks[i], scales[i], o) for i in indices]
+        step_sizes = [step_size_of(clocks[i], levels[i], o) for i in indices]
         del samples, gs, raw_grads  # so that the peak is one list of intermediates lower
 
         if o.decouples_decay:
@@ -723,8 +715,7 @@ def anon(
     exp_avg_sqs: list[Tensor],
     weights: list[Tensor],
     preconditioners: list[Tensor],
-    scales: list[Tensor],
-    peaks: list[Tensor],
+    levels: list[Tensor],
     brakes: list[Tensor],
     gammas: list[Tensor],
     state_steps: list[Tensor],
@@ -744,8 +735,7 @@ def anon(
         exp_avg_sqs,
         weights,
         preconditioners,
-        scales,
-        peaks,
+        levels,
         brakes,
         gammas,
         state_steps,

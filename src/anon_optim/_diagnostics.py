@@ -38,9 +38,9 @@ def diagnose(name: str, state: dict[str, Tensor], group: dict[str, Any]) -> Diag
     if group["bias_correction"] and t > 0:
         m = m / (1 - group["betas"][0] ** t)
     update = v * m
-    bound = _idu.clip_bound(group["clip"], state["scale"], state["peak"], gamma)
-    at_clip = update.abs() >= bound * (1 - 8 * torch.finfo(v.dtype).eps)
-    scale = _idu.set_or_one(state["scale"])
+    room = 1 - 8 * torch.finfo(v.dtype).eps
+    at_clip = v >= (group["clip"] / m.abs()) ** gamma * room if gamma > 0 else torch.zeros_like(v)
+    scale = _idu.scale_of(state["level"], gamma)
     if group["lr_scale"] == "tensor":
         update = update / scale
     return Diagnostics(

@@ -137,7 +137,7 @@ class Batch:
         self.kind = kind
         self.params = params
         self.states = states
-        self.steps, self.weights, self.gammas, self.scales, self.peaks, self.brakes = packed_state(states)
+        self.steps, self.weights, self.gammas, self.levels, self.brakes = packed_state(states)
         for state in states:
             forget_what_was_seen(state["preconditioner"])  # a kernel will write it
         self.exp_avgs = [state["exp_avg"] for state in states]

@@ -25,9 +25,9 @@ enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
 enum { FORESEEN, AVERAGE, EXCESS };
 enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, CLOCK_COLUMNS = 8 };
 
-/* Total, count and maximum of s over one block, where it is positive and finite. */
+/* Total and count of s over one block, where it is positive and finite. */
 typedef struct {
-    double total, count, largest;
+    double total, count;
 } Sums;
 
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
@@ -37,7 +37,7 @@ typedef struct {
     const int64_t *table;       /* addresses, a row for each of PARAM ... PRECONDITIONER */
     const int64_t *numels;
     const int64_t *first_block; /* of each tensor, and their total */
-    float *scales, *peaks;      /* of each tensor */
+    float *levels;              /* of each tensor */
     float *brakes;              /* three of each tensor, see _idu.py */
     const float *weights;       /* of each tensor; unused with a clock */
     const float *clock;         /* NULL: the host decides */
@@ -57,8 +57,8 @@ typedef struct {
 /* A tensor's share of the numbers. */
 typedef struct {
     int due, accumulate, changed;
-    float bound, watch, decay, step_size, most;
-    double gamma, mean, inverse_weight;
+    float bound, watch, decay, step_size, most; /* bound: infinite where nothing is clipped */
+    double gamma, level, mean, inverse_weight;
 } Turn;
 
 /* Numbers of 16 bits. */
@@ -187,14 +187,8 @@ INLINE double power_of(double sigma, double power) {
     return exp2_of(clamp(power * log2_of(clamp(sigma, FLT_MIN, FLT_MAX)), -900, 900));
 }
 
-/* r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept where nothing was learnt. */
-static float mixed_scale(float scale, double sigma, const Step *x, int changed) {
-    if (changed) scale = 0;
-    if (!(sigma > 0)) return scale;
-    double r2 = power_of(sigma, 1 - x->new_gamma);
-    if (scale != 0) r2 = x->beta3 * scale * scale + (1 - x->beta3) * r2;
-    return clamp(sqrt(r2), FLT_MIN, FLT_MAX);
-}
+/* What a coordinate of mean sigma moves by per unit of lr; 1 before a refresh has set the level. */
+static double scale_of(double level, double gamma) { return level > 0 ? power_of(level, (1 - gamma) / 2) : 1; }
 
 /* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. Each loop below brings in one or two
    of them and finds the others in the cache, because memory serves few streams at a time better than many. */
@@ -242,40 +236,67 @@ INLINE float size_of(float m) {
     return size > FLT_MIN ? size : FLT_MIN;
 }
 
-/* Whether some v has to change: one unseen that has a gradient, or one beyond the clip. */
+/* Error below ROUGH, for positive normal x; in float32, for a look at every element. */
+#define ROUGH 1.1e-4f
+INLINE float rough_log2(float x) {
+    uint32_t u = bits_of(x);
+    float exponent = (int32_t)(u >> 23) - 127, f = from_bits((u & 0x7FFFFF) | 0x3F800000) - 1;
+    return exponent + f * (1.43901464f + f * (-0.6799438f + f * (0.32559525f - f * 0.08476842f)));
+}
+
+/* Whether some v has to change: one unseen that has a gradient, or one beyond the clip, v |m|^gamma > bound^gamma. */
 INLINE int32_t look(int n, const float *restrict g, const float *restrict m, const float *restrict v, float factor,
-                    float watch) {
+                    const Turn *turn) {
     int32_t found = 0;
-    for (int i = 0; i < n; i++) found |= (v[i] * size_of(m[i]) > watch) | ((v[i] == 0) & (g[i] * factor != 0));
+    float watch = turn->watch, gamma = turn->gamma;
+    if (turn->gamma == 1)
+        for (int i = 0; i < n; i++) found |= (v[i] * size_of(m[i]) > watch) | ((v[i] == 0) & (g[i] * factor != 0));
+    else
+        for (int i = 0; i < n; i++)
+            found |= (rough_log2(v[i]) + gamma * rough_log2(size_of(m[i])) > watch) |
+                     ((v[i] == 0) & (g[i] * factor != 0));
     return found;
 }
 
-/* v <- min(v, bound / |m|): psi itself rises, and stays risen until the next refresh. */
-INLINE float clipped(float v, float m, float bound) {
+/* v <- min(v, (bound / |m|)^gamma): psi itself rises, and stays risen until the next refresh. */
+INLINE float clipped(float v, float m, float bound, double gamma) {
     float limit = bound / size_of(m);
+    if (gamma != 1) limit = clamp(power_of(limit, gamma), FLT_MIN, FLT_MAX);
     limit = limit > FLT_MIN ? limit : FLT_MIN;
     return v < limit ? v : limit;
+}
+
+INLINE int32_t clip(int n, const float *restrict m, float *restrict v, float bound, double gamma) {
+    int32_t changed = 0;
+    for (int i = 0; i < n; i++) {
+        float now = clipped(v[i], m[i], bound, gamma);
+        changed |= now != v[i];
+        v[i] = now;
+    }
+    return changed;
+}
+
+/* Returns whether some v has changed. */
+static int clip_all(int n, const float *m, float *v, const Turn *turn) {
+    if (turn->bound == INFINITY) return 0;
+    return turn->gamma == 1 ? clip(n, m, v, turn->bound, 1) : clip(n, m, v, turn->bound, turn->gamma);
 }
 
 /* Touch and clip; returns whether some v has changed. */
 static int guard(int n, const float *restrict p, const float *restrict g, const float *restrict m, float *restrict v,
                  const Step *x, const Turn *turn) {
-    float factor = x->factor, decay = x->weight_decay, bound = turn->bound;
-    int32_t unseen = 0, changed = 0;
+    float factor = x->factor, decay = x->weight_decay;
+    double least = x->floor * turn->level;
+    int32_t unseen = 0;
     for (int i = 0; i < n; i++) unseen |= (v[i] == 0) & (g[i] * factor != 0);
     for (int i = 0; i < n && unseen && x->touch; i++) {
         float raw = g[i] * factor;
         if (v[i] != 0 || raw == 0) continue;
         float grad = x->coupled ? raw + decay * p[i] : raw;
         double sigma = sample_of(raw, grad, m[i], x->belief, 0) + x->eps;
-        v[i] = clamp(power_of(sigma, -turn->gamma / 2), FLT_MIN, FLT_MAX);
+        v[i] = clamp(power_of(sigma > least ? sigma : least, -turn->gamma / 2), FLT_MIN, FLT_MAX);
     }
-    for (int i = 0; i < n; i++) {
-        float now = clipped(v[i], m[i], bound);
-        changed |= now != v[i];
-        v[i] = now;
-    }
-    return unseen | changed;
+    return clip_all(n, m, v, turn) | unseen;
 }
 
 /* The sum over a block of what each coordinate adds to the power, in a fixed order. */
@@ -332,7 +353,7 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
                  Power *power) {
     moments(n, p, g, m, s, x, turn->accumulate);
-    int changed = look(n, g, m, v, x->factor, turn->watch) && guard(n, p, g, m, v, x, turn);
+    int changed = look(n, g, m, v, x->factor, turn) && guard(n, p, g, m, v, x, turn);
     if (x->brake && (x->coupled || x->belief))
         add_samples(n, p, g, m, v, x, turn->most, power);
     else if (x->brake)
@@ -341,13 +362,12 @@ INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, 
     return changed;
 }
 
-/* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later; then the clip. With v = psi^-1
-   the latter is v <- v / sqrt(beta3 + (1 - beta3) sigma^gamma v^2). In s of an unseen coordinate there is one sample. */
-INLINE void recursion(int n, const float *restrict m, const float *restrict s, float *restrict v, const Step *x,
-                      const Turn *turn) {
+/* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later. With v = psi^-1 the latter is
+   v <- v / sqrt(beta3 + (1 - beta3) sigma^gamma v^2). In s of an unseen coordinate there is one sample. */
+INLINE void recursion(int n, const float *restrict s, float *restrict v, const Step *x, const Turn *turn) {
     double gamma = x->new_gamma, beta3 = x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
     double least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
-    float bound = turn->bound, kept = turn->changed ? 0 : 1;
+    float kept = turn->changed ? 0 : 1;
     int waits = x->touch;
     for (int i = 0; i < n; i++) {
         float old = v[i] * kept;
@@ -357,7 +377,7 @@ INLINE void recursion(int n, const float *restrict m, const float *restrict s, f
         double bottom = old == 0 ? fresh : beta3 + (1 - beta3) * fresh * top * top;
         float now = clamp(top / sqrt(bottom), FLT_MIN, FLT_MAX);
         int taught = (s[i] > 0) & (s[i] <= FLT_MAX);
-        v[i] = clipped(waits & !taught ? old : now, m[i], bound);
+        v[i] = waits & !taught ? old : now;
     }
 }
 
@@ -368,11 +388,10 @@ INLINE float clamp_normal(float x) {
 
 /* The same at gamma = 1, where float32 is enough: 1/sqrt(sigma) is far from its limits. What is small beside
    (1 - beta3) sigma v^2 is left out before that overflows. */
-INLINE void recursion_of_adam(int n, const float *restrict m, const float *restrict s, float *restrict v,
-                              const Step *x, const Turn *turn) {
+INLINE void recursion_of_adam(int n, const float *restrict s, float *restrict v, const Step *x, const Turn *turn) {
     float beta3 = x->beta3, rest = 1 - x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
     float least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
-    float bound = turn->bound, kept = turn->changed ? 0 : 1;
+    float kept = turn->changed ? 0 : 1;
     int waits = x->touch;
     for (int i = 0; i < n; i++) {
         float old = v[i] * kept;
@@ -383,7 +402,7 @@ INLINE void recursion_of_adam(int n, const float *restrict m, const float *restr
         float top = (old == 0) | (ratio > 1e30f) ? 1 : old;
         float now = clamp_normal(top / sqrtf(bottom));
         int taught = (s[i] > 0) & (s[i] <= FLT_MAX);
-        v[i] = clipped(waits & !taught ? old : now, m[i], bound);
+        v[i] = waits & !taught ? old : now;
     }
 }
 
@@ -391,16 +410,16 @@ static void refresh(int n, const float *m, float *s, float *v, const Step *x, co
     if (x->new_gamma == 0)
         for (int i = 0; i < n; i++) v[i] = 1;
     else if (x->new_gamma == 1 && x->beta3 > 1e-6)
-        recursion_of_adam(n, m, s, v, x, turn);
+        recursion_of_adam(n, s, v, x, turn);
     else
-        recursion(n, m, s, v, x, turn);
+        recursion(n, s, v, x, turn);
+    clip_all(n, m, v, turn);
     if (x->brake) add_power(n, s, v, INFINITY, power);
     memset(s, 0, n * sizeof(float));
 }
 
 typedef struct {
     double total[LANES];
-    float largest[LANES];
     int32_t count[LANES];
 } Lanes;
 
@@ -410,12 +429,11 @@ INLINE void add_lanes(const float *s, Lanes *lanes) {
         float x = taught ? s[j] : 0;
         lanes->total[j] += x;
         lanes->count[j] += taught;
-        lanes->largest[j] = lanes->largest[j] > x ? lanes->largest[j] : x;
     }
 }
 
 static Sums sum_block(int n, const float *s) {
-    Lanes lanes = {{0}, {0}, {0}};
+    Lanes lanes = {{0}, {0}};
     int whole = n - n % LANES;
     for (int i = 0; i < whole; i += LANES) add_lanes(s + i, &lanes);
     if (whole < n) {
@@ -423,11 +441,10 @@ static Sums sum_block(int n, const float *s) {
         memcpy(rest, s + whole, (n - whole) * sizeof(float));
         add_lanes(rest, &lanes);
     }
-    Sums sums = {0, 0, 0};
+    Sums sums = {0, 0};
     for (int j = 0; j < LANES; j++) {
         sums.total += lanes.total[j];
         sums.count += lanes.count[j];
-        sums.largest = sums.largest > lanes.largest[j] ? sums.largest : lanes.largest[j];
     }
     return sums;
 }
@@ -449,14 +466,15 @@ static Turn turn_of(const Step *x, int64_t tensor) {
                  .changed = clock ? clock[CHANGED] != 0 : x->changed};
     double bias_correction1 = clock ? clock[BIAS_CORRECTION1] : x->bias_correction1, lr = clock ? clock[LR] : x->lr;
     turn.gamma = turn.due ? x->new_gamma : clock ? clock[GAMMA] : x->gamma;
-    double scale = x->scales[tensor] > 0 ? x->scales[tensor] : 1;
-    double peak = x->peaks[tensor] > 0 ? x->peaks[tensor] : 1;
-    double limit = turn.gamma >= 1 ? x->clip * scale : pow(x->clip, turn.gamma) * peak;
-    turn.bound = turn.gamma > 0 ? limit * bias_correction1 : INFINITY;
-    /* A little early: the exact test is the division's. */
-    turn.watch = turn.bound * (1 - 0x1p-20f);
+    turn.level = x->levels[tensor];
+    turn.bound = turn.gamma > 0 ? x->clip * bias_correction1 : INFINITY;
+    /* A little early: the exact test is the clip's. */
+    if (turn.gamma == 1)
+        turn.watch = turn.bound * (1 - 0x1p-20f);
+    else
+        turn.watch = turn.bound < INFINITY ? turn.gamma * log2(turn.bound) - ROUGH * (1 + turn.gamma) : INFINITY;
     turn.decay = x->decoupled ? 1 - lr * x->weight_decay : 1;
-    turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale : 1);
+    turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale_of(turn.level, turn.gamma) : 1);
     if (x->brake && !turn.due && turn.gamma > 0) {
         double excess = x->brakes[3 * tensor + EXCESS];
         turn.most = x->tail * x->brakes[3 * tensor + FORESEEN];
@@ -542,21 +560,18 @@ static void moments_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t
     }
 }
 
-/* The mean of sigma and the two scales, in a fixed order. */
-static void scales_of(const Step *x, int64_t tensor) {
+/* The mean of sigma, and the level, in a fixed order. */
+static void level_of(const Step *x, int64_t tensor) {
     if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
-    int changed = x->clock ? x->clock[tensor * CLOCK_COLUMNS + CHANGED] != 0 : x->changed;
     double weight = x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
-    double total = 0, count = 0, largest = 0;
+    double total = 0, count = 0;
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) {
         total += x->sums[b].total;
         count += x->sums[b].count;
-        largest = largest > x->sums[b].largest ? largest : x->sums[b].largest;
     }
-    double mean = x->means[tensor] = count > 0 ? total / count / weight + x->eps : 0;
-    largest = count > 0 ? largest / weight + x->eps : 0;
-    x->scales[tensor] = mixed_scale(x->scales[tensor], mean, x, changed);
-    x->peaks[tensor] = mixed_scale(x->peaks[tensor], largest, x, changed);
+    double mean = x->means[tensor] = count > 0 ? total / count / weight + x->eps : 0, level = x->levels[tensor];
+    double mixed = level > 0 ? x->beta3 * level + (1 - x->beta3) * mean : mean;
+    if (mean > 0) x->levels[tensor] = clamp(mixed, FLT_MIN, FLT_MAX);
 }
 
 /* The brake after this step, from the blocks' sums in a fixed order. */
@@ -564,10 +579,11 @@ static void brake_of(const Step *x, int64_t tensor) {
     float due = x->clock ? x->clock[tensor * CLOCK_COLUMNS + DUE] : x->due;
     float *brake = x->brakes + 3 * tensor;
     if (x->numels[tensor] < x->braked || due < 0 || (x->clock && !(x->clock[tensor * CLOCK_COLUMNS + GAMMA] > 0))) return;
-    double power = 0, typical = (double)x->scales[tensor] * x->scales[tensor];
+    double power = 0;
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) power += x->powers[b];
     power /= x->numels[tensor];
     if (due > 0) {
+        double scale = scale_of(x->levels[tensor], x->new_gamma), typical = scale * scale;
         brake[FORESEEN] = power > 0 && power <= FLT_MAX ? power > typical ? power : typical : 0;
         brake[AVERAGE] = brake[FORESEEN];
         brake[EXCESS] = 1;
@@ -613,7 +629,7 @@ static void share(Step *x, void (*worker)(void *)) {
 void anon_step(Step *x) {
     if (x->due) {
         share(x, work_on_moments);
-        for (int64_t tensor = 0; tensor < x->n_tensors; tensor++) scales_of(x, tensor);
+        for (int64_t tensor = 0; tensor < x->n_tensors; tensor++) level_of(x, tensor);
     }
     share(x, work_on_steps);
     for (int64_t tensor = 0; x->brake && tensor < x->n_tensors; tensor++) brake_of(x, tensor);

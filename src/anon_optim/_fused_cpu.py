@@ -46,10 +46,7 @@ class Arguments(ctypes.Structure):
     """The mirror of `Step` in the C source."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("table", "numels", "first_block", "scales", "peaks", "brakes", "weights")
-        ),
+        *((name, ctypes.c_void_p) for name in ("table", "numels", "first_block", "levels", "brakes", "weights")),
         *((name, ctypes.c_void_p) for name in ("clock", "sums", "means", "powers", "parallel")),
         *((name, ctypes.c_int64) for name in ("n_tensors", "n_elements", "grain", "next", "braked")),
         ("seed", ctypes.c_uint64),
@@ -196,8 +193,7 @@ class _Prepared:
             table=batch.table.data_ptr(),
             numels=batch.numels.data_ptr(),
             first_block=self.first_block.data_ptr(),
-            scales=batch.scales.data_ptr(),
-            peaks=batch.peaks.data_ptr(),
+            levels=batch.levels.data_ptr(),
             brakes=batch.brakes.data_ptr(),
             weights=batch.weights.data_ptr(),
             powers=self.powers.data_ptr(),
@@ -249,9 +245,9 @@ def compiled_launch() -> Launch | None:
         a.clock = None if clock is None else clock.data_ptr()
         a.due, a.brake = due, x.has_brake(due, clock is not None)
         if due:
-            sums = torch.empty(3 * prepared.n_blocks + len(batch.params), dtype=torch.float64, device="cpu")
+            sums = torch.empty(2 * prepared.n_blocks + len(batch.params), dtype=torch.float64, device="cpu")
             a.sums = sums.data_ptr()
-            a.means = sums.data_ptr() + 3 * prepared.n_blocks * sums.element_size()
+            a.means = sums.data_ptr() + 2 * prepared.n_blocks * sums.element_size()
         step(a)
 
     return launch

@@ -1,7 +1,7 @@
 """One Triton launch for a whole batch of tensors, over a table of their addresses.
 
 A step between refreshes is one kernel, with or without the second moment s. A refresh step is three: the moments and
-each block's sums of sigma, then each tensor's scales, then psi and the update. Either ends with a small one, for each
+each block's sums of sigma, then each tensor's level, then psi and the update. Either ends with a small one, for each
 tensor's brake. The recursion of psi and the guards are `_idu`'s, in base-2 logarithms; tests hold the two equal.
 """
 
@@ -116,13 +116,17 @@ def _sample(raw, grad, m, BELIEF: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
+def _update(p_ptr, v_ptr, theta, m, v, v_before, bound, gamma, decay, step_size, offsets, mask, seed, position,
             CLIP: tl.constexpr, STOCHASTIC: tl.constexpr, REFRESHED: tl.constexpr, FULL: tl.constexpr):  # fmt: skip
     """Clip, write what changed of v, and move theta; returns v."""
     if CLIP:
         # 1 / |m| as a square: the reciprocal square root is one instruction, a division is ten.
         root = tl.rsqrt(tl.maximum(tl.abs(m), 1.1754943508222875e-38))
-        v = tl.minimum(v, _normal(bound * root * root))
+        limit = _normal(bound * root * root)
+        if gamma != 1:
+            power = tl.exp2(tl.minimum(gamma * tl.log2(limit), 127.99))  # more would overflow
+            limit = tl.where(gamma > 0, _normal(power), 3.4028234663852886e38)
+        v = tl.minimum(v, limit)
     if REFRESHED:
         _store(v_ptr, offsets, v, mask, FULL)
     else:
@@ -146,23 +150,23 @@ def _place(table, numels, block_tensor, block_start, block, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE: tl.constexpr):
-    """What |v m| may not exceed, and what v m is multiplied by. A scale of 0 is one that no refresh has set yet."""
-    scale = tl.load(scales + tensor)
-    peak = tl.load(peaks + tensor)
-    scale = tl.where(scale > 0, scale, 1.0)
-    radius = tl.where(gamma >= 1, scale, tl.where(peak > 0, peak, 1.0))
-    share = tl.where(gamma >= 1, clip, tl.exp2(gamma * tl.log2(clip)))
-    bound = tl.where(gamma > 0, share * radius * bias_correction1, float("inf"))
+def _scale(level, gamma):
+    """What a coordinate of mean sigma moves by per unit of lr; 1 before a refresh has set the level."""
+    return tl.where(level > 0, _normal(tl.exp2(0.5 * (1.0 - gamma) * tl.log2(_normal(level)))), 1.0)
+
+
+@triton.jit
+def _step_size(level, gamma, lr, bias_correction1, LR_SCALE: tl.constexpr):
+    """What v m is multiplied by."""
     step_size = lr / bias_correction1
     if LR_SCALE:
-        step_size = step_size / scale
-    return bound, step_size
+        step_size = step_size / _scale(level, gamma)
+    return step_size
 
 
 @triton.jit
 def _plain_block(
-    p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma, accumulate, unseen,
+    p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma, accumulate, unseen,
     weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position, power_ptr, most,
     ACCUMULATE: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
     MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, BRAKE: tl.constexpr, STOCHASTIC: tl.constexpr,
@@ -184,9 +188,10 @@ def _plain_block(
     v_before = v
     if TOUCH:
         if unseen != 0:
-            touched = _normal(tl.exp2(-0.5 * gamma * tl.log2(_normal(sample + eps))))
+            sigma = tl.maximum(sample + eps, least)
+            touched = _normal(tl.exp2(-0.5 * gamma * tl.log2(_normal(sigma))))
             v = tl.where((v == 0) & (raw != 0), touched, v)
-    v = _update(p_ptr, v_ptr, theta, m, v, v_before, bound, decay, step_size, offsets, mask, seed, position,
+    v = _update(p_ptr, v_ptr, theta, m, v, v_before, bound, gamma, decay, step_size, offsets, mask, seed, position,
                 CLIP, STOCHASTIC, False, FULL)  # fmt: skip
     if BRAKE:
         tl.store(power_ptr, tl.sum(tl.minimum(sample * v * v, most)))
@@ -194,8 +199,8 @@ def _plain_block(
 
 @triton.jit
 def _plain_kernel(
-    table, numels, block_tensor, block_start, clock, factor_ptr, seed_ptr, scales, peaks, brakes, powers, unseens,
-    n_tensors, lr, gamma, bias_correction1, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, clip,
+    table, numels, block_tensor, block_start, clock, factor_ptr, seed_ptr, levels, brakes, powers, unseens,
+    n_tensors, lr, gamma, bias_correction1, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, clip, floor,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, HAS_FACTOR: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
     BELIEF: tl.constexpr, MASKED: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
@@ -220,7 +225,10 @@ def _plain_kernel(
         m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
         s_ptr = _address(table, 3, tensor, n_tensors, tl.float32, ALIGNED)
         v_ptr = _address(table, 4, tensor, n_tensors, V_DTYPE, ALIGNED)
-        bound, step_size = _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE)
+        level = tl.load(levels + tensor)
+        step_size = _step_size(level, gamma, lr, bias_correction1, LR_SCALE)
+        bound = clip * bias_correction1
+        least = floor * level
         most = 0.0
         if BRAKE:
             most = TAIL * tl.load(brakes + tensor * 3 + 0)
@@ -240,12 +248,12 @@ def _plain_kernel(
             decay = 1.0 - lr * weight_decay
         position = block.to(tl.int64) * BLOCK - start
         if start + BLOCK <= n:
-            _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma,
+            _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma,
                          accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
                          position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP,
                          BRAKE, STOCHASTIC, True, BLOCK)  # fmt: skip
         else:
-            _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, gamma,
+            _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma,
                          accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
                          position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP,
                          BRAKE, STOCHASTIC, False, BLOCK)  # fmt: skip
@@ -273,7 +281,6 @@ def _moments_block(
     sigma = tl.where(taught, s / weight + eps, 0.0)
     tl.store(partials + block, tl.sum(sigma))
     tl.store(partials + n_blocks + block, tl.sum(taught.to(tl.float32)))
-    tl.store(partials + 2 * n_blocks + block, tl.max(sigma))
 
 
 @triton.jit
@@ -284,7 +291,7 @@ def _moments_kernel(
     DEVICE_CLOCK: tl.constexpr, HAS_FACTOR: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
     BELIEF: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """First of a refresh: m and s, and for each block the sum, count and maximum of sigma where s > 0."""
+    """First of a refresh: m and s, and for each block the sum and count of sigma where s > 0."""
     block = tl.program_id(0)
     if DEVICE_CLOCK:
         block = tl.where(tl.load(any_due) != 0, block, n_blocks)
@@ -314,42 +321,32 @@ def _moments_kernel(
 
 
 @triton.jit
-def _mixed_scale(scale, sigma, gamma, changed, beta3):
-    """r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept where nothing was learnt."""
-    scale = tl.where(changed != 0, 0.0, scale)
-    log_r2 = _mix(2.0 * tl.log2(_normal(scale)), (1.0 - gamma) * tl.log2(_normal(sigma)), scale == 0, beta3)
-    return tl.where(sigma > 0, _normal(tl.exp2(0.5 * log_r2)), scale)
-
-
-@triton.jit
-def _scales_kernel(
-    partials, first_block, clock, means, scales, peaks, unseens, n_blocks, gamma, changed, beta3,
-    DEVICE_CLOCK: tl.constexpr, CHUNK: tl.constexpr,
+def _levels_kernel(
+    partials, first_block, clock, means, levels, unseens, n_blocks, beta3, DEVICE_CLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Second of a refresh: each tensor's mean of sigma, and its two scales, from the blocks' sums in a fixed order."""
+    """Second of a refresh: each tensor's mean of sigma, and its level, from the blocks' sums in a fixed order."""
     tensor = tl.program_id(0)
     due = 1.0
     if DEVICE_CLOCK:
         due = tl.load(clock + tensor * 8 + 0)
-        changed = tl.load(clock + tensor * 8 + 6)
     if due > 0:
         begin = tl.load(first_block + tensor)
         end = tl.load(first_block + tensor + 1)
         total = tl.zeros((CHUNK,), tl.float32)
         count = tl.zeros((CHUNK,), tl.float32)
-        largest = tl.zeros((CHUNK,), tl.float32)
         while begin < end:
             blocks = begin + tl.arange(0, CHUNK)
             mask = blocks < end
             total += tl.load(partials + blocks, mask=mask, other=0.0)
             count += tl.load(partials + n_blocks + blocks, mask=mask, other=0.0)
-            largest = tl.maximum(largest, tl.load(partials + 2 * n_blocks + blocks, mask=mask, other=0.0))
             begin += CHUNK
         mean = tl.sum(total) / tl.maximum(tl.sum(count), 1.0)
+        level = tl.load(levels + tensor)
+        mixed = _normal(tl.where(level > 0, beta3 * level + (1.0 - beta3) * mean, mean))
         tl.store(means + tensor, mean)
         tl.store(unseens + tensor, 0)  # until a block of the refresh finds one
-        tl.store(scales + tensor, _mixed_scale(tl.load(scales + tensor), mean, gamma, changed, beta3))
-        tl.store(peaks + tensor, _mixed_scale(tl.load(peaks + tensor), tl.max(largest), gamma, changed, beta3))
+        tl.store(levels + tensor, tl.where(mean > 0, mixed, level))
 
 
 @triton.jit
@@ -377,7 +374,7 @@ def _refresh_block(
     if TOUCH:
         if tl.max((mask & (v == 0)).to(tl.int32)) > 0:
             tl.atomic_max(unseen_ptr, 1)
-    v = _update(p_ptr, v_ptr, theta, m, v, v, bound, decay, step_size, offsets, mask, seed, position,
+    v = _update(p_ptr, v_ptr, theta, m, v, v, bound, gamma, decay, step_size, offsets, mask, seed, position,
                 CLIP, STOCHASTIC, True, FULL)  # fmt: skip
     if BRAKE:
         tl.store(power_ptr, tl.sum(s / weight * v * v))
@@ -385,7 +382,7 @@ def _refresh_block(
 
 @triton.jit
 def _refresh_kernel(
-    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, scales, peaks, powers, unseens,
+    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, levels, powers, unseens,
     n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, beta3, clip, floor,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
@@ -411,7 +408,8 @@ def _refresh_kernel(
             m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
             s_ptr = _address(table, 3, tensor, n_tensors, tl.float32, ALIGNED)
             v_ptr = _address(table, 4, tensor, n_tensors, V_DTYPE, ALIGNED)
-            bound, step_size = _bound_and_step(scales, peaks, tensor, gamma, clip, lr, bias_correction1, LR_SCALE)
+            step_size = _step_size(tl.load(levels + tensor), gamma, lr, bias_correction1, LR_SCALE)
+            bound = clip * bias_correction1
             mean = tl.load(means + tensor)
             weight = tl.load(weights + tensor)
             decay = 1.0
@@ -431,7 +429,7 @@ def _refresh_kernel(
 
 @triton.jit
 def _brake_kernel(
-    powers, first_block, numels, clock, scales, brakes, due, one_minus_beta1,
+    powers, first_block, numels, clock, levels, brakes, due, gamma, one_minus_beta1,
     DEVICE_CLOCK: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Last of every step: each tensor's brake from the blocks' sums, in a fixed order."""
@@ -454,7 +452,7 @@ def _brake_kernel(
         average += (power - average) * one_minus_beta1
         ratio = average / tl.where(foreseen > 0, foreseen, 1.0)
         excess = tl.where(foreseen > 0, tl.maximum(excess, ratio), excess)
-        scale = tl.load(scales + tensor)
+        scale = _scale(tl.load(levels + tensor), gamma)
         fresh = tl.where((power > 0) & (power < float("inf")), tl.maximum(power, scale * scale), 0.0)
         tl.store(brakes + tensor * 3 + 0, tl.where(due > 0, fresh, foreseen))
         tl.store(brakes + tensor * 3 + 1, tl.where(due > 0, fresh, average))
@@ -491,8 +489,8 @@ def _launch(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     if x.has_brake(due, clock is not None):
         _run(
             _brake_kernel, len(batch.params), batch,
-            (batch.powers, batch.first_block, batch.numels, batch.table if clock is None else clock, batch.scales,
-             batch.brakes, float(due), 1 - float(x.beta1)),
+            (batch.powers, batch.first_block, batch.numels, batch.table if clock is None else clock, batch.levels,
+             batch.brakes, float(due), float(x.rule.gamma), 1 - float(x.beta1)),
             {"DEVICE_CLOCK": clock is not None, "LEAST": _idu.BRAKED, "CHUNK": 8192}, warps=8,
         )  # fmt: skip
 
@@ -534,9 +532,9 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     if not due or clock is not None:
         _run(
             _plain_kernel, n_blocks, batch,
-            (*tensors, clock_ptr, factor_ptr, seed, batch.scales, batch.peaks, batch.brakes, batch.powers,
-             batch.unseens, n_tensors, lr, float(x.gamma), x.bias_correction1, weight_decay, *averages, eps,
-             float(rule.clip)),
+            (*tensors, clock_ptr, factor_ptr, seed, batch.levels, batch.brakes, batch.powers, batch.unseens,
+             n_tensors, lr, float(x.gamma), x.bias_correction1, weight_decay, *averages, eps, float(rule.clip),
+             float(rule.floor)),
             {**dtypes, **gradient, **update, "ACCUMULATE": x.accumulate},
         )  # fmt: skip
     if not due:
@@ -549,7 +547,7 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         programs = min(n_blocks, PERSISTENT)
     elif kind.device.type == "cuda":
         weights = weights.pin_memory().to(kind.device, non_blocking=True)
-    partials = torch.empty((3, n_blocks), dtype=torch.float32, device=kind.device)
+    partials = torch.empty((2, n_blocks), dtype=torch.float32, device=kind.device)
     means = torch.empty(n_tensors, dtype=torch.float32, device=kind.device)
     _run(
         _moments_kernel, programs, batch,
@@ -558,14 +556,13 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         {**dtypes, **gradient, "BLOCK": BLOCK},
     )  # fmt: skip
     _run(
-        _scales_kernel, n_tensors, batch,
-        (partials, batch.first_block, clock_ptr, means, batch.scales, batch.peaks, batch.unseens, n_blocks,
-         gamma, changed, beta3),
+        _levels_kernel, n_tensors, batch,
+        (partials, batch.first_block, clock_ptr, means, batch.levels, batch.unseens, n_blocks, beta3),
         {"DEVICE_CLOCK": clock is not None, "CHUNK": 1024},
     )  # fmt: skip
     _run(
         _refresh_kernel, programs, batch,
-        (*tensors, clock_ptr, any_due, seed, means, weights, batch.scales, batch.peaks, batch.powers, batch.unseens,
+        (*tensors, clock_ptr, any_due, seed, means, weights, batch.levels, batch.powers, batch.unseens,
          n_tensors, n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps, beta3,
          float(rule.clip), float(rule.floor)),
         {**dtypes, **update},

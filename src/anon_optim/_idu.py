@@ -1,9 +1,8 @@
 """The mathematics of Anon in one place: refresh times, the recursion of psi, and the guards.
 
 Symbols, as everywhere in this package: `v` is 1/psi (0 marks a coordinate that has not seen a gradient yet),
-`s` and `w` the running second moment and its weight, `sigma` = s/w + eps, `scale` and `peak` the scalars
-mean(sigma)^((1-gamma)/2) and max(sigma)^((1-gamma)/2) of a tensor, `brake` three numbers of it. Every function is
-pure.
+`s` and `w` the running second moment and its weight, `sigma` = s/w + eps, `level` the mean of sigma over a tensor,
+`scale` = level^((1-gamma)/2), `brake` three numbers of a tensor. Every function is pure.
 
 Decisions are Python bools in eager mode and 0-D tensors inside a captured or compiled graph; `pick` chooses by
 either, so that both modes run the same code.
@@ -171,10 +170,9 @@ def _exp(x: Tensor) -> Tensor:
     return x.exp().clamp(limits.tiny, limits.max)
 
 
-def _mean_and_max(sigma: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
-    """Over the coordinates `where` holds; both 0 if there is none."""
-    kept = torch.where(where, sigma, 0.0)
-    return kept.sum() / where.sum().clamp(min=1), kept.amax()
+def _mean(sigma: Tensor, where: Tensor) -> Tensor:
+    """Over the coordinates `where` holds; 0 if there is none."""
+    return torch.where(where, sigma, 0.0).sum() / where.sum().clamp(min=1)
 
 
 def _finite_positive(x: Tensor) -> Tensor:
@@ -193,27 +191,32 @@ def _mix(log_old: Tensor, log_new: Tensor, beta3: float, first: Tensor) -> Tenso
     return torch.where(first, log_new, mixed)
 
 
-def _mix_scale(scale: Tensor, sigma: Tensor, rule: Rule) -> Tensor:
-    """r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept as it is where nothing was learnt (sigma = 0)."""
-    log_r2 = _mix(2 * _log(scale), (1 - rule.gamma) * _log(sigma), rule.beta3, scale == 0)
-    return torch.where(sigma > 0, _exp(log_r2 / 2), scale)
+def _mix_level(level: Tensor, mean: Tensor, beta3: float) -> Tensor:
+    """Like psi2 at gamma = 1; kept as it is where nothing was learnt (mean = 0)."""
+    limits = torch.finfo(level.dtype)
+    mixed = torch.where(level > 0, beta3 * level + (1 - beta3) * mean, mean).clamp(limits.tiny, limits.max)
+    return torch.where(mean > 0, mixed, level)
+
+
+def scale_of(level: Tensor, gamma: float | Tensor) -> Tensor:
+    """What a coordinate of mean sigma moves by per unit of lr; 1 before a refresh has set the level (0)."""
+    return torch.where(level > 0, _exp((1 - gamma) / 2 * _log(level)).to(level.dtype), 1.0)
 
 
 def refresh(
-    v: Tensor, s: Tensor, w: Tensor, scale: Tensor, peak: Tensor, rule: Rule, gamma_before: float | Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The preconditioner and the scales after a refresh from `s` and `w`."""
+    v: Tensor, s: Tensor, w: Tensor, level: Tensor, rule: Rule, gamma_before: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    """The preconditioner and the level after a refresh from `s` and `w`."""
     # A coordinate first seen on this very step has one sample in s; the steps before taught nothing.
     first_seen = v == 0
-    changed = gamma_before != rule.gamma
     # What was made with another gamma is worth nothing: the recursion starts anew.
-    v, scale, peak = (pick(changed, torch.zeros_like(x), x) for x in (v, scale, peak))
+    v = pick(gamma_before != rule.gamma, torch.zeros_like(v), v)
     sigma = s / w + rule.eps
     taught = _finite_positive(s)
-    mean, largest = _mean_and_max(sigma, taught)
-    scale, peak = _mix_scale(scale, mean, rule), _mix_scale(peak, largest, rule)
+    mean = _mean(sigma, taught)
+    level = _mix_level(level, mean, rule.beta3)
     if rule.gamma == 0:
-        return torch.ones_like(v), scale, peak
+        return torch.ones_like(v), level
 
     sigma = torch.where(first_seen, s / (1 - rule.beta2) + rule.eps, sigma)
     if rule.floor > 0:
@@ -222,44 +225,44 @@ def refresh(
     refreshed = _exp(-log_psi2 / 2)
     if rule.marks_unseen:  # an interval without gradient teaches nothing
         refreshed = torch.where(taught, refreshed, v)
-    return refreshed, scale, peak
+    return refreshed, level
 
 
-# The guards.
+# The guards. Between refreshes each says what sigma cannot be less than: floor times the level, and (m_hat / clip)^2,
+# since a second moment is no less than the square of the mean.
 
 
-def touch(v: Tensor, raw_grad: Tensor, sample: Tensor, eps: float, gamma: float | Tensor) -> Tensor:
+def touch(
+    v: Tensor, raw_grad: Tensor, sample: Tensor, level: Tensor, eps: float, floor: float, gamma: float | Tensor
+) -> Tensor:
     """Start the clock of every unseen coordinate that has a gradient now: v <- sigma^(-gamma/2) of this one sample."""
-    return torch.where((v == 0) & (raw_grad != 0), _exp(-gamma / 2 * _log(sample + eps)), v)
+    sigma = torch.maximum(sample + eps, floor * level)
+    return torch.where((v == 0) & (raw_grad != 0), _exp(-gamma / 2 * _log(sigma)), v)
 
 
-def set_or_one(scale: Tensor) -> Tensor:
-    """A scale of 0 is one that no refresh has set yet."""
-    return torch.where(scale > 0, scale, 1.0)
-
-
-def clip_bound(clip: float, scale: Tensor, peak: Tensor, gamma: float | Tensor) -> Tensor:
-    """What |v m_hat| may not exceed: clip r with r from the mean of sigma for gamma >= 1; clip^gamma r with r from its
-    maximum below (they meet at 1, and towards 0 nothing is left of the clip); inf for gamma <= 0."""
-    r = set_or_one(pick(gamma >= 1, scale, peak))
-    share = clip ** gamma.clamp(max=1).to(r.dtype) if isinstance(gamma, Tensor) else clip ** min(gamma, 1.0)
-    return pick(gamma > 0, share * r, torch.full_like(r, math.inf))
-
-
-def sticky_clip(v: Tensor, exp_avg: Tensor, bound: Tensor) -> Tensor:
-    """v <- min(v, bound / |m|): psi itself rises, and stays risen until the next refresh.
+def sticky_clip(v: Tensor, exp_avg: Tensor, bound: float | Tensor, gamma: float | Tensor) -> Tensor:
+    """v <- min(v, (bound / |m|)^gamma): psi itself rises, and stays risen until the next refresh. Not for gamma <= 0,
+    where a larger sigma would make the step longer.
 
     Clamping the update instead would cut rare large gradients short and bias the method."""
     tiny = torch.finfo(v.dtype).tiny
-    return torch.minimum(v, (bound / exp_avg.abs().clamp(min=tiny)).clamp(min=tiny))
+    limit = bound / exp_avg.abs().clamp(min=tiny)
+    if isinstance(gamma, Tensor):
+        limit = torch.where(gamma > 0, limit ** gamma.to(v.dtype), math.inf)
+    elif gamma != 1:
+        limit = limit**gamma
+    return torch.minimum(v, limit.clamp(min=tiny))
 
 
-def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[Tensor]) -> list[Tensor]:
+def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[float], gamma: float) -> list[Tensor]:
     """`sticky_clip` of several tensors at once."""
     tiny = torch.finfo(vs[0].dtype).tiny
     sizes = torch._foreach_abs(exp_avgs)
     torch._foreach_clamp_min_(sizes, tiny)
-    limits = torch._foreach_div(bounds, sizes)
+    limits = torch._foreach_reciprocal(sizes)
+    torch._foreach_mul_(limits, bounds)
+    if gamma != 1:
+        torch._foreach_pow_(limits, gamma)
     torch._foreach_clamp_min_(limits, tiny)
     return list(torch._foreach_minimum(vs, limits))
 
@@ -275,10 +278,10 @@ TAIL = 16.0
 gradient can make it, are the clip's matter and say nothing about the others."""
 
 
-def foreseen_power(s: Tensor, w: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+def foreseen_power(s: Tensor, w: Tensor, v: Tensor, level: Tensor, gamma: float) -> Tensor:
     """What the sigma of a refresh lets expect; 0 if nothing. At least scale^2, which is typical, so that gradients
     which only come back after an interval of small ones are not held up."""
-    power = (s / w * v * v).sum() / v.numel()
+    power, scale = (s / w * v * v).sum() / v.numel(), scale_of(level, gamma)
     return torch.where(_finite_positive(power), torch.maximum(power, scale * scale), 0.0).to(s.dtype)
 
 

@@ -13,11 +13,11 @@ class Guard:
     adaptivity stays gamma. At gamma = 0 none of them acts."""
 
     clip: float = 0.5
-    """Where |update| would exceed `clip` times the tensor's typical update, psi itself is raised (until the next
-    refresh) so that it does not. Below gamma = 1 the limit is `clip`^gamma times its largest update. For gamma > 0
-    only; inf switches it off."""
+    """sigma counts as at least (m_hat / `clip`)^2, since a second moment is no less than the square of the mean: where
+    psi is too small for that, it is raised, until the next refresh. At gamma = 1 no step then exceeds `clip` times lr.
+    For gamma > 0 only; inf switches it off."""
     floor: float = 0.01
-    """sigma is at least `floor` times its mean over the tensor; 0 switches it off."""
+    """sigma counts as at least `floor` times its mean over the tensor; 0 switches it off."""
     touch: bool = True
     """A coordinate waits for its first non-zero gradient and starts its clock there; without it, coordinates
     that begin with a zero gradient get eps^(-gamma/2) as their step size."""

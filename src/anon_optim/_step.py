@@ -147,34 +147,30 @@ def preconditioned(
     exp_avg_sq: Tensor,
     weight: Tensor,
     v: Tensor,
-    scale: Tensor,
-    peak: Tensor,
+    level: Tensor,
     preconditioner: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One tensor's `v`, `scale` and `peak` for this step: refreshed if due, then touched, then clipped.
+) -> tuple[Tensor, Tensor]:
+    """One tensor's `v` and `level` for this step: refreshed if due, then touched, then clipped.
 
     `preconditioner` is the state's own tensor, whatever the view or precision that `v` has of it."""
     gamma: Any = clock.gamma
     if clock.due is not False:
-        refreshed = _idu.refresh(v, exp_avg_sq, weight, scale, peak, rule, gamma)
-        kept = (v, scale, peak)
-        v, scale, peak = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
+        refreshed = _idu.refresh(v, exp_avg_sq, weight, level, rule, gamma)
+        v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, (v, level), strict=True))
         gamma = rule.gamma if clock.due is True else torch.where(clock.due, rule.gamma, gamma)
     if clock.due is True:
         look_for_unseen(v, preconditioner)
     elif rule.touch and may_have_unseen(preconditioner, gamma):
-        touched = _idu.touch(v, raw_grad, sample, rule.eps, gamma)
+        touched = _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma)
         v = _idu.pick(clock.due, v, touched)
     if rule.clip < math.inf and (isinstance(gamma, Tensor) or gamma > 0):
-        bound = _idu.clip_bound(rule.clip, scale, peak, gamma) * clock.bias_correction1
-        v = _idu.sticky_clip(v, exp_avg, bound)
-    return v, scale, peak
+        v = _idu.sticky_clip(v, exp_avg, rule.clip * clock.bias_correction1, gamma)
+    return v, level
 
 
 def preconditioned_all(
     clocks: list[Clock],
-    scales: list[Tensor],
-    peaks: list[Tensor],
+    levels: list[Tensor],
     rule: Rule,
     raw_grads: list[Tensor],
     samples: list[Tensor],
@@ -187,17 +183,16 @@ def preconditioned_all(
     assert isinstance(gamma, float)
     if rule.touch:
         vs = [
-            _idu.touch(v, grad, sample, rule.eps, gamma) if may_have_unseen(preconditioner, gamma) else v
-            for v, grad, sample, preconditioner in zip(vs, raw_grads, samples, preconditioners, strict=True)
+            _idu.touch(v, grad, sample, level, rule.eps, rule.floor, gamma)
+            if may_have_unseen(preconditioner, gamma)
+            else v
+            for v, grad, sample, level, preconditioner in zip(
+                vs, raw_grads, samples, levels, preconditioners, strict=True
+            )
         ]
     if rule.clip < math.inf and gamma > 0:
-        limits = _idu.clip_bound(rule.clip, torch.stack(scales), torch.stack(peaks), gamma)
-        corrections = [clock.bias_correction1 for clock in clocks]
-        if all(correction == corrections[0] for correction in corrections):
-            bounds = (limits * corrections[0]).unbind()
-        else:
-            bounds = [limit * c for limit, c in zip(limits.unbind(), corrections, strict=True)]
-        vs = _idu.sticky_clip_all(vs, exp_avgs, list(bounds))
+        bounds = [float(rule.clip * clock.bias_correction1) for clock in clocks]
+        vs = _idu.sticky_clip_all(vs, exp_avgs, bounds, gamma)
     return vs
 
 
@@ -208,17 +203,17 @@ def is_braked(clock: Clock, rule: Rule, v: Tensor) -> bool:
 
 
 def braked(
-    clock: Clock, o: StepOptions, sample: Tensor, s: Tensor, w: Tensor, v: Tensor, scale: Tensor, brake: Tensor
+    clock: Clock, o: StepOptions, sample: Tensor, s: Tensor, w: Tensor, v: Tensor, level: Tensor, brake: Tensor
 ) -> tuple[Any, Tensor]:
     """What the update of one tensor is multiplied by, and its brake after the step. A step's own gradient tells on the
     next one, so that a step is a single pass."""
     if clock.due is True:
-        return 1.0, _idu.set_brake(_idu.foreseen_power(s, w, v, scale))
+        return 1.0, _idu.set_brake(_idu.foreseen_power(s, w, v, level, o.rule.gamma))
     factor = _idu.brake_factor(brake, clock.gamma)
     followed = _idu.follow_brake(brake, _idu.power(sample, v, brake), o.beta1)
     if clock.due is False:
         return factor, followed
-    fresh = _idu.set_brake(_idu.foreseen_power(s, w, v, scale))
+    fresh = _idu.set_brake(_idu.foreseen_power(s, w, v, level, o.rule.gamma))
     is_on = torch.where(clock.due, o.rule.gamma, clock.gamma) > 0
     return torch.where(clock.due, 1.0, factor), torch.where(is_on, torch.where(clock.due, fresh, followed), brake)
 
@@ -233,10 +228,10 @@ def braked_all(
     return list(factors.unbind()), list(followed.unbind())
 
 
-def start_brake_(brake: Tensor, s: Tensor, w: Tensor, v: Tensor, scale: Tensor) -> None:
+def start_brake_(brake: Tensor, s: Tensor, w: Tensor, v: Tensor, level: Tensor, gamma: float) -> None:
     """What `braked` does at a refresh, for one outside of a step."""
     if v.numel() >= _idu.BRAKED:
-        brake.copy_(_idu.set_brake(_idu.foreseen_power(s, w, v, scale)))
+        brake.copy_(_idu.set_brake(_idu.foreseen_power(s, w, v, level, gamma)))
 
 
 def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, gamma: Tensor) -> None:
@@ -282,9 +277,11 @@ def store_(params: list[Tensor], values: list[Tensor], stochastic_round: bool) -
             param.copy_(value)
 
 
-def step_size_of(clock: Clock, scale: Tensor, o: StepOptions) -> Any:
+def step_size_of(clock: Clock, level: Tensor, o: StepOptions) -> Any:
     step_size = o.lr / clock.bias_correction1
-    return step_size / _idu.set_or_one(scale) if o.lr_scale == "tensor" else step_size
+    if o.lr_scale != "tensor":
+        return step_size
+    return step_size / _idu.scale_of(level, _idu.pick(clock.due, o.rule.gamma, clock.gamma))
 
 
 def write_(targets: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:

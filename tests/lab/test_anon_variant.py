@@ -59,13 +59,12 @@ def test_plain_clip_leaves_v_as_it_is() -> None:
     assert path.flatten().tolist() == pytest.approx([-1, -2, -2.1])
 
 
-@pytest.mark.parametrize(("radius", "r"), [("mean", 5.0**-0.25), ("max", 9.0**-0.25), ("gamma", 5.0**-0.25)])
-def test_radius_is_that_of_the_mean_or_the_largest(radius: str, r: float) -> None:
-    # sigma is (1, 9) at the first step; at gamma 1.5, r = 5^(-1/4) or 9^(-1/4), v = (1, 9^(-3/4)).
+def test_one_limit_for_the_updates_of_a_tensor() -> None:
+    # sigma is (1, 9) at the first step; at gamma 1.5, v = (1, 9^(-3/4)) and the limit is 5^(-1/4), that of their mean.
     p = Parameter(torch.zeros(2))
-    optimizer = AnonVariant([p], 1.0, 1.5, guard=Guard(clip=1.0, floor=0.0), radius=radius)
+    optimizer = AnonVariant([p], 1.0, 1.5, guard=Guard(clip=1.0, floor=0.0), clips="tensor")
     path = stepped(optimizer, p, torch.tensor([[1.0, 3.0]]))
-    assert path[0].tolist() == pytest.approx([-min(1, r), -min(3 * 9**-0.75, r)])
+    assert path[0].tolist() == pytest.approx([-min(1, 5**-0.25), -min(3 * 9**-0.75, 5**-0.25)])
 
 
 def test_rows_are_as_tensors_of_their_own() -> None:
@@ -124,7 +123,7 @@ def test_the_step_is_a_refresh_time_among_the_others() -> None:
     assert refresh_times(40, Through(2.0, 16)) == [1, 2, 4, 8, 16, 32]
 
 
-@pytest.mark.parametrize("wrong", [{"clips": "soft"}, {"radius": "median"}, {"drift": 1.0}, {"rows": True}])
+@pytest.mark.parametrize("wrong", [{"clips": "soft"}, {"drift": 1.0}, {"rows": True}])
 def test_says_what_is_wrong(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ValueError, match=f"Invalid {name}"):

@@ -262,7 +262,7 @@ def test_whoever_is_not_behind_the_base_meets_on_the_language_model(
     names = ("base", "as printed", "clip 0.5", "clip 3", "floor 0")
     few = tuple(each for each in _candidates.CANDIDATES if each.name in names)
     monkeypatch.setattr(guards, "CANDIDATES", few)
-    monkeypatch.setattr(guards, "KEPT", (2, 1, 1))
+    monkeypatch.setattr(guards, "KEPT", (1, 1))
     cheap, final = _grounds.settled(True)
     screening = guards.Screening(cheap[2:], final)
     results = Results(tmp_path / "runs.jsonl")
@@ -277,9 +277,9 @@ def test_whoever_is_not_behind_the_base_meets_on_the_language_model(
             numbers = small if job.ground == cheap[2].ground else large
             results.add(record(job, numbers.get(job.label.partition(", ")[2], 4.0)))
     small_tasks = [names for stage, names in took_part.items() if stage.startswith("screen ngram")]
-    assert small_tasks == [set(names)] * 2
-    first, second, last = (names for stage, names in took_part.items() if stage.startswith("screen gpt"))
-    assert first == second == {"base", "as printed", "clip 0.5", "floor 0"}
+    assert small_tasks == [set(names)]
+    first, last = (names for stage, names in took_part.items() if stage.startswith("screen gpt"))
+    assert first == {"base", "as printed", "clip 0.5", "floor 0"}
     assert last == {"base", "as printed", "clip 0.5"}
     winner = screening.winner(results)
     assert winner is not None
@@ -301,7 +301,7 @@ def test_safety_does_not_make_up_for_a_worse_optimum(tmp_path: Path, monkeypatch
         high = {"base": 5.0, "as printed": 6.0, "clip 0.25": 4.02, "clip 0.5": 5.0}
         for stage in [*guards._baseline_searches(cheap[2:]), *screening.stages()]:
             for job in _training.missing(stage, results):
-                top = max(lr for _, multiples in guards.LAST_ROUNDS for lr in multiples)
+                top = max(lr for multiples in guards.LAST_ROUNDS for lr in multiples)
                 is_high = job.values["lr"] >= top * final.rates.adam[0]
                 numbers = high if is_high else low
                 results.add(record(job, numbers.get(job.label.partition(", ")[2], adamw)))

@@ -199,12 +199,12 @@ def test_v_range_by_hand() -> None:
     assert v_range(-1.0, 2.0, eps=0.25) == pytest.approx((0.5, 4.25**0.5))
     assert v_range(0.0, 2.0) == (1.0, 1.0)
     assert v_range(1.0, 1.0) == pytest.approx((1.0, 1e8))
-    # psi under the clip: r = (G^2 + eps)^(-1/2) at gamma = 2, eps^(1/4) at 1/2, and 1 at 1
-    assert v_range(2.0, 2.0, 0.25, Guard(clip=0.1)).lower == pytest.approx(0.1 * 4.25**-0.5 / 2)
-    assert v_range(0.5, 2.0, 0.25, Guard(clip=1.0)).lower == pytest.approx(0.25**0.25 / 2)
+    # psi under the clip: (G / clip)^gamma, if that is more than a refresh can make it
+    assert v_range(2.0, 2.0, 0.25, Guard(clip=0.1)).lower == pytest.approx(0.05**2)
+    assert v_range(0.5, 2.0, 0.25, Guard(clip=1.0)).lower == pytest.approx(4.25**-0.25)
     assert v_range(1.0, 2.0, 0.25, Guard(clip=1.0)).lower == pytest.approx(4.25**-0.5)
     assert v_range(1.0, 2.0, 0.25, Guard()).lower == pytest.approx(0.5 / 2)
-    assert v_range(0.5, 2.0, 0.25, Guard()).lower == pytest.approx(0.5**0.5 * 0.25**0.25 / 2)  # clip^gamma below 1
+    assert v_range(0.5, 2.0, 0.25, Guard()).lower == pytest.approx(0.25**0.5)
     assert v_range(-1.0, 2.0, 0.25, Guard()) == v_range(-1.0, 2.0, 0.25)
 
 
@@ -248,7 +248,7 @@ def at_decades(run: online.Run) -> tuple[list[float], list[float]]:
     return [run.x[i] for i in indices], [run.average_regret[i] for i in indices]
 
 
-@pytest.mark.parametrize(("gamma", "lr"), [(0.5, 1.0), (1.0, 2.0), (1.5, 10.0)])
+@pytest.mark.parametrize(("gamma", "lr"), [(0.5, 1.0), (1.0, 2.0), (1.5, 50.0)])
 def test_the_guarded_default_converges_where_adam_does_not(gamma: float, lr: float) -> None:
     x, average = at_decades(online.run("Anon", gamma=gamma, lr=lr, noise=0))
     assert x[0] > x[1] > x[2]

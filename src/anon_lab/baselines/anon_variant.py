@@ -23,8 +23,7 @@ from anon_optim._step import (
     write_,
 )
 
-CLIPS = ("sticky", "plain")
-RADII = ("gamma", "mean", "max")
+CLIPS = ("sticky", "plain", "tensor")
 SETTLED = 10
 """Samples after which an interval's second moment can say that it has drifted."""
 
@@ -33,9 +32,9 @@ class AnonVariant(Anon):
     """Anon, with other ways to bound a step. With the defaults below it is Anon, bit for bit.
 
     **Arguments:** (those of Anon, and)
-    - `clips`: "sticky" lowers v until the next refresh, "plain" clamps the step and leaves v as it is.
-    - `radius`: what r is made of: "mean" or "max" of sigma, or as "gamma" has it, which is Anon's way.
-    - `rows`: whether floor and r belong to each row of a matrix instead of the whole of it. Rows have no brake.
+    - `clips`: "sticky" lowers v until the next refresh, "plain" shortens the step and leaves v as it is, "tensor" is
+      sticky with one limit for the updates of a tensor, clip times that of a coordinate of mean sigma.
+    - `rows`: whether floor and level belong to each row of a matrix instead of the whole of it. Rows have no brake.
     - `rise`: let psi rise towards what the next refresh would make of the gradients since the last one, by as much as
       there is over of the interval. It falls at refreshes alone.
     - `drift`: refresh early once mean(s / w) is this many times above or below the mean of the last refresh.
@@ -56,15 +55,12 @@ class AnonVariant(Anon):
         decoupled_weight_decay: bool = True,
         capturable: bool = False,
         clips: str = "sticky",
-        radius: str = "gamma",
         rows: bool = False,
         rise: bool = False,
         drift: float | None = None,
     ) -> None:
         if clips not in CLIPS:
             raise ValueError(f"Invalid clips: {clips!r}, expected one of {', '.join(CLIPS)}")
-        if radius not in RADII:
-            raise ValueError(f"Invalid radius: {radius!r}, expected one of {', '.join(RADII)}")
         if drift is not None and not drift > 1:
             raise ValueError(f"Invalid drift: {drift}, expected a number above 1")
         if rows and guard is not None and guard.brake:
@@ -86,7 +82,7 @@ class AnonVariant(Anon):
             fused=False,
             capturable=capturable,
         )
-        self.clips, self.radius, self.rows, self.rise, self.drift = clips, radius, rows, rise, drift
+        self.clips, self.rows, self.rise, self.drift = clips, rows, rise, drift
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         is_new = p not in self.state
@@ -94,9 +90,9 @@ class AnonVariant(Anon):
         if is_new:
             if self._has_rows(p):
                 shape = (len(p), *(1,) * (p.dim() - 1))
-                state["scale"], state["peak"] = (state[key].expand(shape).clone() for key in ("scale", "peak"))
+                state["level"] = state["level"].expand(shape).clone()
             if self.drift is not None:
-                state["level"] = p.detach().new_zeros(())
+                state["before"] = p.detach().new_zeros(())
         return state
 
     def _has_rows(self, p: Tensor) -> bool:
@@ -131,49 +127,49 @@ class AnonVariant(Anon):
         clock = read_clock(state["step"], state["gamma"], table, m.dtype, o)
         accumulate_(clock, s, w, sample, o.beta2)
         if self.drift is not None:
-            clock = clock._replace(due=self._due(clock, s, w, state["level"], o))
-        v, scale, peak = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
-        update, v = self._clipped(v, m, scale, peak, clock, o.rule)
+            clock = clock._replace(due=self._due(clock, s, w, state["before"], o))
+        v, level = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
+        update, v = self._clipped(v, m, level, clock, o.rule)
         if self.rise and o.rule.gamma > 0 and clock.due is not True:
             risen = self._risen(v, s, w, state["step"], o)
             update = update * _idu.pick(clock.due, torch.ones_like(v), risen / v.clamp(min=torch.finfo(v.dtype).tiny))
 
-        step_size = step_size_of(clock, scale, o)
+        step_size = step_size_of(clock, level, o)
         if is_braked(clock, o.rule, v):
-            factor, brake = braked(clock, o, sample, s, w, v, scale, state["brake"])
+            factor, brake = braked(clock, o, sample, s, w, v, level, state["brake"])
             step_size = step_size * factor
             state["brake"].copy_(brake)
         if o.decouples_decay:
             p.mul_(1 - o.lr * o.weight_decay)
         p.sub_(update * step_size)
-        write_((state["preconditioner"], state["scale"], state["peak"]), (v, scale, peak))
+        write_((state["preconditioner"], state["level"]), (v, level))
         end_interval_(clock, o.rule, s, w, state["gamma"])
 
-    def _due(self, clock: Clock, s: Tensor, w: Tensor, level: Tensor, o: StepOptions) -> bool | Tensor:
-        """Whether the schedule says so or the second moment has drifted; `level` follows the refreshes."""
+    def _due(self, clock: Clock, s: Tensor, w: Tensor, before: Tensor, o: StepOptions) -> bool | Tensor:
+        """Whether the schedule says so or the second moment has drifted; `before` is its mean at the last refresh."""
         assert self.drift is not None
         mean = (s / w).mean()
-        ratio = mean / level
-        # A ratio to level 0, before the first refresh, is inf or NaN, and the schedule refreshes then anyway.
+        ratio = mean / before
+        # A ratio to 0, before the first refresh, is inf or NaN, and the schedule refreshes then anyway.
         # w is 1 - beta2^n after n samples, and half a sample lets it be rounded.
         drifted = (w > 1 - o.beta2 ** (SETTLED - 0.5)) & ((ratio > self.drift) | (ratio < 1 / self.drift))
         due = drifted | clock.due
-        level.copy_(torch.where(due, mean, level))
+        before.copy_(torch.where(due, mean, before))
         return due if o.capturable else bool(due)
 
     def _preconditioned(
         self, p: Tensor, clock: Clock, rule: Rule, raw_grad: Tensor, sample: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """v and the scales for this step: refreshed if due, else touched."""
-        kept = v, scale, peak = state["preconditioner"], state["scale"], state["peak"]
+    ) -> tuple[Tensor, Tensor]:
+        """v and the level for this step: refreshed if due, else touched."""
+        kept = v, level = state["preconditioner"], state["level"]
         gamma: Any = clock.gamma
         if clock.due is not False:
-            refresh = torch.vmap(_idu.refresh, (0, 0, None, 0, 0, None, None)) if self._has_rows(p) else _idu.refresh
-            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], scale, peak, rule, gamma)
-            v, scale, peak = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
+            refresh = torch.vmap(_idu.refresh, (0, 0, None, 0, None, None)) if self._has_rows(p) else _idu.refresh
+            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], level, rule, gamma)
+            v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
         if rule.touch and clock.due is not True and rule.gamma != 0:
-            v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, rule.eps, gamma))
-        return v, scale, peak
+            v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma))
+        return v, level
 
     def _risen(self, v: Tensor, s: Tensor, w: Tensor, step: Tensor, o: StepOptions) -> Tensor:
         """1/psi after a part of the next refresh, where that is less."""
@@ -187,15 +183,13 @@ class AnonVariant(Anon):
         new = (s / w + o.rule.eps) ** o.rule.gamma
         return torch.minimum(v, ((1 - part) / (v * v) + part * new).rsqrt())
 
-    def _clipped(
-        self, v: Tensor, m: Tensor, scale: Tensor, peak: Tensor, clock: Clock, rule: Rule
-    ) -> tuple[Tensor, Tensor]:
+    def _clipped(self, v: Tensor, m: Tensor, level: Tensor, clock: Clock, rule: Rule) -> tuple[Tensor, Tensor]:
         """v m within its bound, and the v that is kept."""
         if rule.clip == math.inf or rule.gamma <= 0:
             return v * m, v
-        scale, peak = {"mean": (scale, scale), "max": (peak, peak)}.get(self.radius, (scale, peak))
-        bound = _idu.clip_bound(rule.clip, scale, peak, rule.gamma) * clock.bias_correction1
-        if self.clips == "plain":
-            return (v * m).clamp(-bound, bound), v
-        v = _idu.sticky_clip(v, m, bound)
-        return v * m, v
+        bound = rule.clip * clock.bias_correction1
+        if self.clips == "tensor":
+            clipped = _idu.sticky_clip(v, m, bound * _idu.scale_of(level, rule.gamma), 1.0)
+        else:
+            clipped = _idu.sticky_clip(v, m, bound, rule.gamma)
+        return clipped * m, v if self.clips == "plain" else clipped

@@ -25,7 +25,7 @@ class Anon {
     Object.assign(this, { theta, gamma, beta1, beta2, beta3, eps, clip, floor, touch });
     const zeros = () => new Float64Array(theta.length);
     [this.m, this.s, this.v] = [zeros(), zeros(), zeros()];
-    this.w = this.scale = this.peak = this.t = 0;
+    this.w = this.level = this.t = 0;
     this.power1 = 1; // beta1^t
     this.times = refreshTimes(growth);
     this.due = this.times.next().value; // the first refresh time that is not before t
@@ -56,17 +56,14 @@ class Anon {
   refresh() {
     const { s, v, w, eps, gamma } = this;
     const taught = (i) => s[i] > 0 && s[i] < Infinity;
-    let [sum, count, largest] = [0, 0, 0];
+    let [sum, count] = [0, 0];
     for (let i = 0; i < s.length; i++) {
       if (!taught(i)) continue;
-      const sigma = s[i] / w + eps;
-      sum += sigma;
+      sum += s[i] / w + eps;
       count += 1;
-      largest = Math.max(largest, sigma);
     }
     const mean = count ? sum / count : 0;
-    this.scale = this.mixedScale(this.scale, mean);
-    this.peak = this.mixedScale(this.peak, largest);
+    if (mean > 0) this.level = this.level > 0 ? this.beta3 * this.level + (1 - this.beta3) * mean : mean;
     for (let i = 0; i < s.length; i++) {
       if (gamma === 0) v[i] = 1;
       else if (!this.touch || taught(i)) {
@@ -87,26 +84,22 @@ class Anon {
     return Math.max(a, b) + Math.log1p(Math.exp(-Math.abs(a - b)));
   }
 
-  // r^2 <- beta3 r^2 + (1 - beta3) sigma^(1 - gamma), kept as it is where nothing was learnt.
-  mixedScale(r, sigma) {
-    if (!(sigma > 0)) return r;
-    return clampedExp(this.mixed(2 * clampedLog(r), (1 - this.gamma) * clampedLog(sigma), r === 0) / 2);
-  }
-
   touchUnseen(g) {
     const { v, gamma, eps } = this;
     for (let i = 0; i < v.length; i++) {
-      if (v[i] === 0 && g[i] !== 0) v[i] = clampedExp((-gamma / 2) * clampedLog(g[i] * g[i] + eps));
+      if (v[i] !== 0 || g[i] === 0) continue;
+      const sigma = Math.max(g[i] * g[i] + eps, this.floor * this.level);
+      v[i] = clampedExp((-gamma / 2) * clampedLog(sigma));
     }
   }
 
-  // v <- min(v, c r / |m_hat|), c = clip, or clip^gamma below gamma = 1: psi itself rises, and stays risen until the next
-  // refresh.
+  // v <- min(v, (clip / |m_hat|)^gamma): psi itself rises, and stays risen until the next refresh.
   clipSticky(correction) {
-    const { m, v } = this;
-    const r = this.gamma >= 1 ? this.scale : this.peak;
-    const bound = this.clip ** Math.min(this.gamma, 1) * (r > 0 ? r : 1) * correction;
-    for (let i = 0; i < v.length; i++) v[i] = Math.min(v[i], Math.max(bound / Math.max(Math.abs(m[i]), TINY), TINY));
+    const { m, v, gamma } = this;
+    const bound = this.clip * correction;
+    for (let i = 0; i < v.length; i++) {
+      v[i] = Math.min(v[i], Math.max((bound / Math.max(Math.abs(m[i]), TINY)) ** gamma, TINY));
+    }
   }
 }
 

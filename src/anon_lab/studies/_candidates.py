@@ -58,7 +58,6 @@ CANDIDATES = (
     _made("beta2 0.95", beta2=0.95),
     _made("beta2 0.99", beta2=0.99),
     _variant("plain clip", clips="plain"),
-    _variant("r from max", radius="max"),
     _variant("rows", rows=True),
     _made("brake", brake=True),
     _variant("rise", rise=True),

@@ -1,5 +1,5 @@
 """Which guards, refresh times and betas make Anon safe and good: screened on small tasks, settled on a language model,
-confirmed on tasks that had no say."""
+confirmed on tasks that had no say. Chosen at gamma 1: at 0 no guard acts, and elsewhere they say the same of sigma."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from anon_lab.studies._results import Results, report, search, tried, tuned, wor
 from anon_lab.studies._spec import Contender, Job, Section, Stage, Study
 from anon_lab.tables._spec import Heat
 
-GAMMAS = (1.0, 1.1)
+GAMMA = 1.0
 MULTIPLES = (0.5, 1.0, 2.0, 4.0)
 """Of the tuned AdamW's lr, at which candidates are screened."""
-LAST_ROUNDS = ((1.0, (2.0,)), (1.0, (1.0, 1.4, 4.0)), (1.1, (0.5, 1.0, 4.0)))
-"""Gammas and multiples on the language model, whose runs are long; at gamma 1.1 the best lr is about half."""
-KEPT = (12, 6, 1)
+LAST_ROUNDS = ((2.0,), (1.0, 1.4, 4.0))
+"""On the language model, whose runs are long."""
+KEPT = (11, 1)
 """Candidates that go on after each of these."""
 ALWAYS = ("base", "as printed")
 """Candidates that come along in any case: what the others change, and what there was before."""
@@ -44,10 +44,11 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
     """The candidate at this gamma, with as many trials as the baselines; near 0 by SGD's recipe, above by AdamW's."""
     betas = ("betas", tuple((0.9, beta2) for beta2 in (0.95, 0.99, 0.999) if beta2 != candidate.values["betas"][1]))
     if gamma > 0.5:
-        lrs = tuple(lr if gamma == 1 else lr / 2 for lr in rates.adam)
         decay, more = rates.adam_decay
-        axes = (("lr", lrs), betas, ("weight_decay", (more,)))
+        axes = (("lr", rates.adam), betas, ("weight_decay", (more,)))
         fixed = {**candidate.values, "gamma": gamma, "weight_decay": decay}
+        if gamma != 1:  # then lr has AdamW's unit
+            fixed["lr_scale"] = "tensor"
         return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, fixed)
     # Anon averages gradients where SGDM sums them: ten times its lr is the same step.
     decay, more = rates.sgd_decay
@@ -58,17 +59,14 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where candidates meet: a ground, a gamma, and multiples of the lr that AdamW is tuned to there."""
+    """Where candidates meet: a ground, and multiples of the lr that AdamW is tuned to there."""
 
     grounds: Grounds
-    gamma: float
     multiples: tuple[float, ...]
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.grounds.ground.name} at γ {self.gamma:g}, {', '.join(f'{each:g}' for each in self.multiples)} x lr"
-        )
+        return f"{self.grounds.ground.name} at γ {GAMMA:g}, {', '.join(f'{each:g}' for each in self.multiples)} x lr"
 
     def cell(self, results: Results) -> Cell | None:
         """None before AdamW is tuned."""
@@ -76,7 +74,7 @@ class Meeting:
         if best is None:
             return None
         lrs = tuple(float(f"{best['lr'] * each:.6g}") for each in self.multiples)
-        return Cell(self.grounds.ground, self.gamma, lrs, self.grounds.margin, self.grounds.seeds)
+        return Cell(self.grounds.ground, GAMMA, lrs, self.grounds.margin, self.grounds.seeds)
 
 
 class Screening:
@@ -87,8 +85,8 @@ class Screening:
     def __init__(self, cheap: Sequence[Grounds], final: Grounds) -> None:
         self.final = final
         self.rounds = [
-            [Meeting(each, gamma, MULTIPLES) for gamma in GAMMAS for each in cheap],
-            *([Meeting(final, *each)] for each in LAST_ROUNDS),
+            [Meeting(each, MULTIPLES) for each in cheap],
+            *([Meeting(final, each)] for each in LAST_ROUNDS),
         ]
 
     def cells(self, rounds: int, results: Results) -> list[Cell] | None:
@@ -123,11 +121,11 @@ class Screening:
         return [each for each in CANDIDATES if each.name in names]
 
     def is_level(self, candidate: Candidate, results: Results) -> bool:
-        """Whether its best at gamma 1 on the last ground is no more than a margin behind the tuned AdamW's."""
+        """Whether its best on the last ground is no more than a margin behind the tuned AdamW's."""
         ground = self.final.ground
         trials = tried(baselines(self.final.rates)[0], ground, results)
         theirs = max(worth(record, ground.metric) for _, record in trials)
-        cells = [meeting.cell(results) for meetings in self.rounds[1:] for meeting in meetings if meeting.gamma == 1]
+        cells = [meeting.cell(results) for meetings in self.rounds[1:] for meeting in meetings]
         ours = [found[0] for cell in cells if cell and (found := cell.found(candidate, results))]
         return max(ours, default=float("-inf")) >= theirs - self.final.margin
 

@@ -28,8 +28,7 @@ def refresh_times(T: int, growth: Growth = 2.0) -> list[int]:
 
 # sigma, an average of squared gradients plus eps, lies in [eps, G^2 + eps], and psi^2 is an average of sigma^gamma:
 #     v between eps^(-gamma/2) and (G^2 + eps)^(-gamma/2), the first being the larger for gamma > 0.
-# The sticky clip lowers v as far as c r / |m_hat| >= c r / G, with c = clip^min(gamma, 1), where r is 1 until a refresh
-# sets it to something between eps^((1-gamma)/2) and (G^2 + eps)^((1-gamma)/2).
+# The sticky clip lowers v as far as (clip / |m_hat|)^gamma >= (clip / G)^gamma.
 # The brake divides v by R^(gamma/2), R <= 16, in tensors of at least 64 elements; within an interval it only rises, as
 # the clip's psi does.
 
@@ -42,8 +41,7 @@ def v_range(
     sigmas = eps, gradient_bound**2 + eps
     lower, upper = sorted(sigma ** (-gamma / 2) for sigma in sigmas)
     if guard is not None and gamma > 0:
-        smallest_r = min(1.0, *(sigma ** ((1 - gamma) / 2) for sigma in sigmas))
-        lower = min(lower, guard.clip ** min(gamma, 1.0) * smallest_r / gradient_bound)
+        lower = min(lower, (guard.clip / gradient_bound) ** gamma)
         if guard.brake and dim >= _idu.BRAKED:
             lower *= _idu.TAIL ** (-gamma / 2)
     return VRange(lower, upper)
