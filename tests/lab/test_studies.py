@@ -405,7 +405,7 @@ def test_gamma_is_drawn_once_every_trial_is_known(tmp_path: Path) -> None:
         results.add(record(job, 50 + number % 7))
     (heat,) = study.heats(results).values()
     assert len(heat.rows) == len(gamma.GAMMAS)
-    assert {len(line) for line in heat.words} == {len(gamma.octaves(place.adam))}
+    assert {len(line) for line in heat.words} == {len(gamma.octaves(place.adam, place.octaves))}
     jobs = reported.jobs(results)
     assert {job.seed for job in jobs} == set(range(FIRST_SEED, FIRST_SEED + gamma.SEEDS))
     for job in jobs:

@@ -10,12 +10,13 @@ from anon_lab.studies import _grounds
 from anon_lab.studies._grounds import Rates
 from anon_lab.studies._plots import slug
 from anon_lab.studies._results import Results, report, search, trials, value
-from anon_lab.studies._spec import Contender, Ground, Study, anon_defaults
+from anon_lab.studies._spec import LOSS, Contender, Ground, Study, anon_defaults
 from anon_lab.tables._spec import Heat
+from anon_lab.tasks.gpt import PRESETS
 
 GAMMAS = (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
-OCTAVES = range(-4, 4)
-"""Learning rates to search, as powers of 2 around a middle."""
+OCTAVES, FEWER_OCTAVES = range(-4, 4), range(-1, 3)
+"""Learning rates to search, as powers of 2 around a middle; fewer where a run takes minutes."""
 SEEDS, FEWER_SEEDS = 5, 3
 """Reported on, where a run takes seconds and where it takes longer."""
 
@@ -30,6 +31,7 @@ class Place:
     rates: Rates
     """Of which the first weight decays are taken."""
     seeds: int
+    octaves: range = OCTAVES
 
 
 def places(tiny: bool) -> list[Place]:
@@ -40,28 +42,36 @@ def places(tiny: bool) -> list[Place]:
         Place(digits.ground, 8e-3, 0.16, digits.rates, SEEDS),
         Place(zipf.ground, 2.5e-3, 0.32, zipf.rates, SEEDS),
         Place(ngram.ground, 1.6e-2, 0.4, ngram.rates, SEEDS),
+        Place(_small_gpt(), 2e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
         Place(resnet.ground, 8e-3, 0.2, resnet.rates, FEWER_SEEDS),
-        Place(replace(gpt.ground, checks=0), 1e-3, 0.3, gpt.rates, FEWER_SEEDS),
+        Place(replace(gpt.ground, checks=0), 1e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
     ]
 
 
-def octaves(middle: float) -> tuple[float, ...]:
-    return tuple(float(f"{middle * 2.0**power:.3g}") for power in OCTAVES)
+def _small_gpt() -> Ground:
+    """A language model that a CPU trains in minutes."""
+    recipe = PRESETS["1m"].recipe.changed(warmup=0.1)
+    options = {"model": "1m", "evaluated": 100_000}
+    return Ground("gpt 1m", "gpt", recipe, LOSS, 2e-3, options, together=16, evaluations=3)
+
+
+def octaves(middle: float, powers: range) -> tuple[float, ...]:
+    return tuple(float(f"{middle * 2.0**power:.3g}") for power in powers)
 
 
 def ours(place: Place, gamma: float) -> Contender:
     """With lr_scale="tensor" a learning rate has the same unit at every gamma."""
     fixed = {**anon_defaults(), "gamma": gamma, "lr_scale": "tensor", "weight_decay": place.rates.adam_decay[0]}
-    return Contender(f"Anon γ {gamma:g}", "Anon", (("lr", octaves(place.adam)),), fixed)
+    return Contender(f"Anon γ {gamma:g}", "Anon", (("lr", octaves(place.adam, place.octaves)),), fixed)
 
 
 def contenders(place: Place) -> list[Contender]:
-    """Each with 8 trials."""
+    """With equally many trials."""
     adam = {"betas": (0.9, 0.999), "weight_decay": place.rates.adam_decay[0]}
     sgd = {"weight_decay": place.rates.sgd_decay[0]}
     return [
-        Contender("AdamW", "AdamW", (("lr", octaves(place.adam)),), adam),
-        Contender("SGDM", "SGDM", (("lr", octaves(place.sgd)),), sgd),
+        Contender("AdamW", "AdamW", (("lr", octaves(place.adam, place.octaves)),), adam),
+        Contender("SGDM", "SGDM", (("lr", octaves(place.sgd, place.octaves)),), sgd),
         *(ours(place, gamma) for gamma in GAMMAS),
     ]
 
@@ -88,7 +98,7 @@ def _heat(place: Place, results: Results) -> Heat | None:
     table = [_trained(place, gamma, results) for gamma in GAMMAS]
     if any(each is not None and not isfinite(each) for line in table for each in line):
         return None
-    rates, metric = octaves(place.adam), place.ground.metric
+    rates, metric = octaves(place.adam, place.octaves), place.ground.metric
     column, behind = shared_rate(table, metric.higher_is_better)
     return Heat(
         f"{place.ground.name}: with lr {rates[column]:g} every γ ends, in the mean, {behind:.2g} {metric.unit} behind "

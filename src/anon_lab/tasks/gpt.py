@@ -46,6 +46,7 @@ PRESETS = {
     "small": Preset(12, 12, 768, 1024, "gpt2", True, Recipe(**_PAPER, final_lr=3e-5 / 6e-4)),
     "medium": Preset(24, 16, 1024, 1024, "gpt2", True, Recipe(**_PAPER, final_lr=1e-5 / 7e-4)),
     "20m": Preset(6, 8, 512, 512, "8192", False, Recipe(**_SHORT, batch_size=64, steps=1_500)),
+    "1m": Preset(4, 4, 128, 128, "2048", False, Recipe(**_SHORT, batch_size=16, steps=600)),
     "tiny": Preset(2, 2, 32, 32, "bytes", False, Recipe(**_SHORT, batch_size=8, steps=200)),
 }
 
