@@ -37,8 +37,8 @@ class Contender:
     """Whether to start right after a refresh, so that no other comes while it is timed."""
 
 
-def _anon(name: str, moved: int, mid_interval: bool = False, **options: Any) -> Contender:
-    return Contender(name, lambda ps: Anon(ps, lr=1e-6, gamma=1.1, **options), moved, mid_interval)
+def _anon(name: str, moved: int, mid_interval: bool = False, gamma: float = 1.0, **options: Any) -> Contender:
+    return Contender(name, lambda ps: Anon(ps, lr=1e-6, gamma=gamma, **options), moved, mid_interval)
 
 
 def contenders() -> list[Contender]:
@@ -55,6 +55,7 @@ def contenders() -> list[Contender]:
         _anon("Anon fused, no brake, with s", 32, mid_interval=True, fused=True, guard=Guard(brake=False)),
         _anon("Anon fused, no brake, without s", 24, fused=True, growth=never, guard=Guard(brake=False)),
         _anon("Anon fused, printed, without s", 24, fused=True, growth=never, guard=None),
+        _anon("Anon fused, gamma 1.5, without s", 24, fused=True, growth=never, gamma=1.5),
         _anon("Anon fused, refresh", 56, fused=True, growth=EVERY_STEP),
         _anon("Anon foreach, with s", 32, mid_interval=True, foreach=True),
         _anon("Anon single, with s", 32, mid_interval=True, foreach=False),
