@@ -221,8 +221,8 @@ class Guarded:
         if not self.brake or self.gamma_in_use <= 0 or self.theta.size < 64:
             return
         if is_due:
-            power = float(np.mean(powers))
-            self.foreseen = self.average = max(power, self.scale**2) if 0 < power < math.inf else 0.0
+            power = float(np.mean(np.where(powers < math.inf, powers, 0.0)))
+            self.foreseen = self.average = max(power, self.scale**2) if power > 0 else 0.0
         else:
             # Of a heavy tail only so much is believed.
             power = float(np.mean(np.fmin(powers, 16 * self.foreseen)))

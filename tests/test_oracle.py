@@ -339,7 +339,7 @@ def test_capturable_equals_eager(variant, foreach):
 @pytest.mark.parametrize("gamma", [-0.5, 0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("lr_scale", [None, "tensor"])
 def test_all_paths_agree_when_the_first_gradients_are_zero(gamma, lr_scale):
-    """The scales are then still unset at the first refreshes, and the first gradient comes between two."""
+    """The level is then still unset at the first refreshes, and the first gradient comes between two."""
     results = []
     for path in ({"foreach": False}, {"foreach": True}, {"capturable": True, "foreach": False}):
         p = parameter(np.ones(3))

@@ -127,11 +127,32 @@ def test_gradients_that_come_back_are_not_held_up(path):
 def test_a_gradient_that_is_not_finite_leaves_the_others_their_brake(path, bad):
     p = torch.nn.Parameter(torch.zeros(64))
     opt = Anon([p], lr=1.0, **BRAKED[path])
-    for t in range(1, 8):
+    for t in range(1, 10):
         p.grad = torch.tensor([1.0] * 63 + [bad if t in (3, 4) else 1.0])
         opt.step()
         assert opt.state[p]["brake"].isfinite().all()
+        assert opt.state[p]["brake"][0] > 0
     assert p[0].isfinite()
+
+
+@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize(
+    ("gamma", "sizes", "options"),
+    [
+        (3.5, [1e18] * 9, {"lr_scale": "tensor"}),
+        (3.5, [1e-10] * 9, {}),
+        (2.0, [1e-23] * 4 + [1e-18] * 5, {"eps": 0.0}),
+    ],
+)
+def test_powers_beyond_float32_spoil_nothing(gamma, sizes, options, path):
+    p = torch.nn.Parameter(torch.zeros(100))
+    opt = Anon([p], lr=1e-30, gamma=gamma, **options, **BRAKED[path])
+    rng = torch.Generator().manual_seed(0)
+    for size in sizes:
+        p.grad = size * (1 + torch.rand(100, generator=rng))
+        opt.step()
+        assert p.isfinite().all()
+        assert opt.state[p]["brake"].isfinite().all()
 
 
 @pytest.mark.parametrize("path", PATHS)

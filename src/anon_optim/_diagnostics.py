@@ -38,8 +38,8 @@ def diagnose(name: str, state: dict[str, Tensor], group: dict[str, Any]) -> Diag
     if group["bias_correction"] and t > 0:
         m = m / (1 - group["betas"][0] ** t)
     update = v * m
-    room = 1 - 8 * torch.finfo(v.dtype).eps
-    at_clip = v >= (group["clip"] / m.abs()) ** gamma * room if gamma > 0 else torch.zeros_like(v)
+    room = 1 - max(8 * torch.finfo(m.dtype).eps, torch.finfo(v.dtype).eps)
+    at_clip = v >= room * _idu.clip_limit(m, group["clip"], gamma) if gamma > 0 else torch.zeros_like(v)
     scale = _idu.scale_of(state["level"], gamma)
     if group["lr_scale"] == "tensor":
         update = update / scale

@@ -188,7 +188,9 @@ INLINE double power_of(double sigma, double power) {
 }
 
 /* What a coordinate of mean sigma moves by per unit of lr; 1 before a refresh has set the level. */
-static double scale_of(double level, double gamma) { return level > 0 ? power_of(level, (1 - gamma) / 2) : 1; }
+static double scale_of(double level, double gamma) {
+    return level > 0 ? clamp(power_of(level, (1 - gamma) / 2), FLT_MIN, FLT_MAX) : 1;
+}
 
 /* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. Each loop below brings in one or two
    of them and finds the others in the cache, because memory serves few streams at a time better than many. */
@@ -414,7 +416,10 @@ static void refresh(int n, const float *m, float *s, float *v, const Step *x, co
     else
         recursion(n, s, v, x, turn);
     clip_all(n, m, v, turn);
-    if (x->brake) add_power(n, s, v, INFINITY, power);
+    if (x->brake) {
+        for (int i = 0; i < n; i++) s[i] = s[i] <= FLT_MAX ? s[i] : 0;
+        add_power(n, s, v, INFINITY, power);
+    }
     memset(s, 0, n * sizeof(float));
 }
 
@@ -584,13 +589,14 @@ static void brake_of(const Step *x, int64_t tensor) {
     power /= x->numels[tensor];
     if (due > 0) {
         double scale = scale_of(x->levels[tensor], x->new_gamma), typical = scale * scale;
-        brake[FORESEEN] = power > 0 && power <= FLT_MAX ? power > typical ? power : typical : 0;
+        double foreseen = power > typical ? power : typical;
+        brake[FORESEEN] = power > 0 && foreseen <= FLT_MAX ? foreseen : 0;
         brake[AVERAGE] = brake[FORESEEN];
         brake[EXCESS] = 1;
     } else {
         brake[AVERAGE] += (power - brake[AVERAGE]) * (1 - x->beta1);
         float ratio = brake[FORESEEN] > 0 ? brake[AVERAGE] / brake[FORESEEN] : 0;
-        if (ratio > brake[EXCESS]) brake[EXCESS] = ratio;
+        if (ratio > brake[EXCESS] && ratio <= FLT_MAX) brake[EXCESS] = ratio;
     }
 }
 

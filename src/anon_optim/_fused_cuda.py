@@ -377,7 +377,7 @@ def _refresh_block(
     v = _update(p_ptr, v_ptr, theta, m, v, v, bound, gamma, decay, step_size, offsets, mask, seed, position,
                 CLIP, STOCHASTIC, True, FULL)  # fmt: skip
     if BRAKE:
-        tl.store(power_ptr, tl.sum(s / weight * v * v))
+        tl.store(power_ptr, tl.sum(tl.where(s < float("inf"), s / weight * v * v, 0.0)))
 
 
 @triton.jit
@@ -451,9 +451,10 @@ def _brake_kernel(
         excess = tl.load(brakes + tensor * 3 + 2)
         average += (power - average) * one_minus_beta1
         ratio = average / tl.where(foreseen > 0, foreseen, 1.0)
-        excess = tl.where(foreseen > 0, tl.maximum(excess, ratio), excess)
+        excess = tl.where((foreseen > 0) & (ratio < float("inf")), tl.maximum(excess, ratio), excess)
         scale = _scale(tl.load(levels + tensor), gamma)
-        fresh = tl.where((power > 0) & (power < float("inf")), tl.maximum(power, scale * scale), 0.0)
+        expected = tl.maximum(power, scale * scale)
+        fresh = tl.where((power > 0) & (expected < float("inf")), expected, 0.0)
         tl.store(brakes + tensor * 3 + 0, tl.where(due > 0, fresh, foreseen))
         tl.store(brakes + tensor * 3 + 1, tl.where(due > 0, fresh, average))
         tl.store(brakes + tensor * 3 + 2, tl.where(due > 0, 1.0, excess))

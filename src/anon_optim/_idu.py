@@ -176,7 +176,7 @@ def _mean(sigma: Tensor, where: Tensor) -> Tensor:
 
 
 def _finite_positive(x: Tensor) -> Tensor:
-    """x > 0, without NaN and inf, so that one bad coordinate does not spoil its tensor's scale."""
+    """x > 0, without NaN and inf, so that one bad coordinate does not spoil its tensor's level."""
     return (x > 0) & (x < math.inf)
 
 
@@ -200,7 +200,10 @@ def _mix_level(level: Tensor, mean: Tensor, beta3: float) -> Tensor:
 
 def scale_of(level: Tensor, gamma: float | Tensor) -> Tensor:
     """What a coordinate of mean sigma moves by per unit of lr; 1 before a refresh has set the level (0)."""
-    return torch.where(level > 0, _exp((1 - gamma) / 2 * _log(level)).to(level.dtype), 1.0)
+    exponent = (1 - gamma) / 2
+    if isinstance(exponent, Tensor):  # gamma is a float64, and would take the power out of the level's range
+        exponent = exponent.to(level.dtype)
+    return torch.where(level > 0, _exp(exponent * _log(level)), 1.0)
 
 
 def refresh(
@@ -245,13 +248,18 @@ def sticky_clip(v: Tensor, exp_avg: Tensor, bound: float | Tensor, gamma: float 
     where a larger sigma would make the step longer.
 
     Clamping the update instead would cut rare large gradients short and bias the method."""
-    tiny = torch.finfo(v.dtype).tiny
+    return torch.minimum(v, clip_limit(exp_avg, bound, gamma))
+
+
+def clip_limit(exp_avg: Tensor, bound: float | Tensor, gamma: float | Tensor) -> Tensor:
+    """What v may be at most: (bound / |m|)^gamma."""
+    tiny = torch.finfo(exp_avg.dtype).tiny
     limit = bound / exp_avg.abs().clamp(min=tiny)
     if isinstance(gamma, Tensor):
-        limit = torch.where(gamma > 0, limit ** gamma.to(v.dtype), math.inf)
+        limit = torch.where(gamma > 0, limit ** gamma.to(limit.dtype), math.inf)
     elif gamma != 1:
         limit = limit**gamma
-    return torch.minimum(v, limit.clamp(min=tiny))
+    return limit.clamp(min=tiny)
 
 
 def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[float], gamma: float) -> list[Tensor]:
@@ -281,13 +289,15 @@ gradient can make it, are the clip's matter and say nothing about the others."""
 def foreseen_power(s: Tensor, w: Tensor, v: Tensor, level: Tensor, gamma: float) -> Tensor:
     """What the sigma of a refresh lets expect; 0 if nothing. At least scale^2, which is typical, so that gradients
     which only come back after an interval of small ones are not held up."""
-    power, scale = (s / w * v * v).sum() / v.numel(), scale_of(level, gamma)
-    return torch.where(_finite_positive(power), torch.maximum(power, scale * scale), 0.0).to(s.dtype)
+    powers, scale = s / w * v * v, scale_of(level, gamma)
+    power = (torch.where(powers < math.inf, powers, 0.0) / v.numel()).sum()
+    foreseen = torch.maximum(power, scale * scale)
+    return torch.where(_finite_positive(power) & (foreseen < math.inf), foreseen, 0.0).to(s.dtype)
 
 
 def power(sample: Tensor, v: Tensor, brake: Tensor) -> Tensor:
     """Of one tensor's gradients."""
-    return (torch.fmin(sample * v * v, TAIL * brake[0]).sum() / v.numel()).to(sample.dtype)
+    return (torch.fmin(sample * v * v, TAIL * brake[0]) / v.numel()).sum().to(sample.dtype)
 
 
 def set_brake(foreseen: Tensor) -> Tensor:
@@ -299,7 +309,8 @@ def follow_brake(brake: Tensor, power: Tensor, beta1: float) -> Tensor:
     """A brake after a step between refreshes."""
     foreseen, average, excess = brake.unbind(-1)
     average = torch.lerp(average, power, 1 - beta1)
-    excess = torch.where(foreseen > 0, torch.maximum(excess, average / foreseen), excess)
+    ratio = average / foreseen
+    excess = torch.where((foreseen > 0) & (ratio < math.inf), torch.maximum(excess, ratio), excess)
     return torch.stack([foreseen, average, excess], dim=-1)
 
 

@@ -59,14 +59,6 @@ def test_plain_clip_leaves_v_as_it_is() -> None:
     assert path.flatten().tolist() == pytest.approx([-1, -2, -2.1])
 
 
-def test_one_limit_for_the_updates_of_a_tensor() -> None:
-    # sigma is (1, 9) at the first step; at gamma 1.5, v = (1, 9^(-3/4)) and the limit is 5^(-1/4), that of their mean.
-    p = Parameter(torch.zeros(2))
-    optimizer = AnonVariant([p], 1.0, 1.5, guard=Guard(clip=1.0, floor=0.0), clips="tensor")
-    path = stepped(optimizer, p, torch.tensor([[1.0, 3.0]]))
-    assert path[0].tolist() == pytest.approx([-min(1, 5**-0.25), -min(3 * 9**-0.75, 5**-0.25)])
-
-
 def test_rows_are_as_tensors_of_their_own() -> None:
     grads = sparse_gradients(40, 3, 4)
     whole, single = Parameter(torch.ones(3, 4)), [Parameter(torch.ones(4)) for _ in range(3)]

@@ -391,8 +391,9 @@ def test_the_learning_rate_that_serves_every_gamma_best() -> None:
     """Here the second: 0 and 2 behind the best of each row; the third is better in one row and diverges in another."""
     table = [[70.0, 90.0, 89.0], [60.0, 88.0, 90.0], [70.0, 80.0, None], [None, None, None]]
     assert gamma.shared_rate(table, higher_is_better=True) == (1, pytest.approx(2 / 3))
-    column, behind = gamma.shared_rate([[3.0, 4.0], [3.5, 3.25]], higher_is_better=False)
-    assert (column, behind) == (0, pytest.approx(0.125))
+    assert gamma.shared_rate([[3.0, 4.0], [3.5, 3.25]], higher_is_better=False) == (0, pytest.approx(0.125))
+    assert gamma.shared_rate([[None, 3.0], [3.0, None]], higher_is_better=False) is None
+    assert gamma.shared_rate([[None, None]], higher_is_better=False) is None
 
 
 def test_gamma_is_drawn_once_every_trial_is_known(tmp_path: Path) -> None:

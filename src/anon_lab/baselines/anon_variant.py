@@ -23,7 +23,7 @@ from anon_optim._step import (
     write_,
 )
 
-CLIPS = ("sticky", "plain", "tensor")
+CLIPS = ("sticky", "plain")
 SETTLED = 10
 """Samples after which an interval's second moment can say that it has drifted."""
 
@@ -32,8 +32,7 @@ class AnonVariant(Anon):
     """Anon, with other ways to bound a step. With the defaults below it is Anon, bit for bit.
 
     **Arguments:** (those of Anon, and)
-    - `clips`: "sticky" lowers v until the next refresh, "plain" shortens the step and leaves v as it is, "tensor" is
-      sticky with one limit for the updates of a tensor, clip times that of a coordinate of mean sigma.
+    - `clips`: "sticky" lowers v until the next refresh, "plain" shortens the step and leaves v as it is.
     - `rows`: whether floor and level belong to each row of a matrix instead of the whole of it. Rows have no brake.
     - `rise`: let psi rise towards what the next refresh would make of the gradients since the last one, by as much as
       there is over of the interval. It falls at refreshes alone.
@@ -129,7 +128,7 @@ class AnonVariant(Anon):
         if self.drift is not None:
             clock = clock._replace(due=self._due(clock, s, w, state["before"], o))
         v, level = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
-        update, v = self._clipped(v, m, level, clock, o.rule)
+        update, v = self._clipped(v, m, clock, o.rule)
         if self.rise and o.rule.gamma > 0 and clock.due is not True:
             risen = self._risen(v, s, w, state["step"], o)
             update = update * _idu.pick(clock.due, torch.ones_like(v), risen / v.clamp(min=torch.finfo(v.dtype).tiny))
@@ -183,13 +182,9 @@ class AnonVariant(Anon):
         new = (s / w + o.rule.eps) ** o.rule.gamma
         return torch.minimum(v, ((1 - part) / (v * v) + part * new).rsqrt())
 
-    def _clipped(self, v: Tensor, m: Tensor, level: Tensor, clock: Clock, rule: Rule) -> tuple[Tensor, Tensor]:
+    def _clipped(self, v: Tensor, m: Tensor, clock: Clock, rule: Rule) -> tuple[Tensor, Tensor]:
         """v m within its bound, and the v that is kept."""
         if rule.clip == math.inf or rule.gamma <= 0:
             return v * m, v
-        bound = rule.clip * clock.bias_correction1
-        if self.clips == "tensor":
-            clipped = _idu.sticky_clip(v, m, bound * _idu.scale_of(level, rule.gamma), 1.0)
-        else:
-            clipped = _idu.sticky_clip(v, m, bound, rule.gamma)
+        clipped = _idu.sticky_clip(v, m, rule.clip * clock.bias_correction1, rule.gamma)
         return clipped * m, v if self.clips == "plain" else clipped

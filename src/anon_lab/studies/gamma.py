@@ -83,14 +83,16 @@ def _trained(place: Place, gamma: float, results: Results) -> list[float | None]
     return [nan if record is None else value(record, metric) for record in records]
 
 
-def shared_rate(table: Sequence[Sequence[float | None]], higher_is_better: bool) -> tuple[int, float]:
+def shared_rate(table: Sequence[Sequence[float | None]], higher_is_better: bool) -> tuple[int, float] | None:
     """The column that serves all rows best, and by how much it is behind each row's own best, in the mean. None stands
-    for a run that diverged; a row of them does not count."""
+    for a run that diverged; a row of them does not count. None if no column serves all."""
     sign = 1 if higher_is_better else -1
     worths = [[-inf if each is None else sign * each for each in line] for line in table if set(line) != {None}]
+    if not worths:
+        return None
     behind = [mean(max(line) - line[column] for line in worths) for column in range(len(table[0]))]
     best = min(range(len(behind)), key=behind.__getitem__)
-    return best, behind[best]
+    return (best, behind[best]) if isfinite(behind[best]) else None
 
 
 def _heat(place: Place, results: Results) -> Heat | None:
@@ -99,10 +101,15 @@ def _heat(place: Place, results: Results) -> Heat | None:
     if any(each is not None and not isfinite(each) for line in table for each in line):
         return None
     rates, metric = octaves(place.adam, place.octaves), place.ground.metric
-    column, behind = shared_rate(table, metric.higher_is_better)
+    shared = shared_rate(table, metric.higher_is_better)
+    finding = "no lr serves every γ"
+    if shared is not None:
+        column, behind = shared
+        finding = (
+            f"with lr {rates[column]:g} every γ ends, in the mean, {behind:.2g} {metric.unit} behind its own best lr"
+        )
     return Heat(
-        f"{place.ground.name}: with lr {rates[column]:g} every γ ends, in the mean, {behind:.2g} {metric.unit} behind "
-        "its own best lr",
+        f"{place.ground.name}: {finding}",
         "adaptivity γ",
         'lr, with lr_scale="tensor"',
         [f"{gamma:g}" for gamma in GAMMAS],
