@@ -158,7 +158,7 @@ def test_data_is_found_in_the_usual_folder(corpus: Path, monkeypatch: pytest.Mon
 def test_refusals_name_what_would_be_right(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"options model, block, .* but was given depth"):
         gpt.load(corpus, depth=3)
-    with pytest.raises(ValueError, match="one of small, medium, 20m, tiny, but is 'huge'"):
+    with pytest.raises(ValueError, match="one of small, medium, 20m, 1m, tiny, but is 'huge'"):
         gpt.load(corpus, model="huge")
     with pytest.raises(ValueError, match="but is 'klingon'"):
         gpt.load(corpus, model="tiny", vocabulary="klingon")

@@ -171,7 +171,7 @@ def test_a_study_can_be_listed_without_data(name: str, tiny: bool, tmp_path: Pat
 
 def test_every_contender_has_equally_many_trials() -> None:
     fields = [gpt2.contenders(), cifar10.contenders(), diffusion.contenders()]
-    fields += [gamma.contenders(place) for place in gamma.places(tiny=False)]
+    fields += [gamma.contenders(site) for site in gamma.sites(tiny=False)]
     candidate = _candidates.CANDIDATES[0]
     cheap, final = _grounds.settled(False)
     for each in (*cheap, final, *_grounds.confirmed(False)):
@@ -398,7 +398,7 @@ def test_the_learning_rate_that_serves_every_gamma_best() -> None:
 
 def test_gamma_is_drawn_once_every_trial_is_known(tmp_path: Path) -> None:
     study = studies.load("gamma", tiny=True)
-    place = gamma.places(tiny=True)[0]
+    site = gamma.sites(tiny=True)[0]
     results = Results(tmp_path / "runs.jsonl")
     tune, reported, *_ = study.stages
     for number, job in enumerate(tune.jobs(results)):
@@ -406,7 +406,7 @@ def test_gamma_is_drawn_once_every_trial_is_known(tmp_path: Path) -> None:
         results.add(record(job, 50 + number % 7))
     (heat,) = study.heats(results).values()
     assert len(heat.rows) == len(gamma.GAMMAS)
-    assert {len(line) for line in heat.words} == {len(gamma.octaves(place.adam, place.octaves))}
+    assert {len(line) for line in heat.words} == {len(gamma.octaves(site.adam, site.octaves))}
     jobs = reported.jobs(results)
     assert {job.seed for job in jobs} == set(range(FIRST_SEED, FIRST_SEED + gamma.SEEDS))
     for job in jobs:

@@ -22,7 +22,7 @@ SEEDS, FEWER_SEEDS = 5, 3
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """A ground with the middle of the learning rates: AdamW's and Anon's, and SGDM's."""
 
     ground: Ground
@@ -34,17 +34,17 @@ class Place:
     octaves: range = OCTAVES
 
 
-def places(tiny: bool) -> list[Place]:
+def sites(tiny: bool) -> list[Site]:
     """The tasks that a CPU can train, then those that ask for a GPU; around what the study of the guards found."""
     (digits, zipf, ngram), gpt = _grounds.settled(tiny)
     resnet = _grounds.confirmed(tiny)[0]
     return [
-        Place(digits.ground, 8e-3, 0.16, digits.rates, SEEDS),
-        Place(zipf.ground, 2.5e-3, 0.32, zipf.rates, SEEDS),
-        Place(ngram.ground, 1.6e-2, 0.4, ngram.rates, SEEDS),
-        Place(_small_gpt(), 2e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
-        Place(resnet.ground, 8e-3, 0.2, resnet.rates, FEWER_SEEDS),
-        Place(replace(gpt.ground, checks=0), 1e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
+        Site(digits.ground, 8e-3, 0.16, digits.rates, SEEDS),
+        Site(zipf.ground, 2.5e-3, 0.32, zipf.rates, SEEDS),
+        Site(ngram.ground, 1.6e-2, 0.4, ngram.rates, SEEDS),
+        Site(_small_gpt(), 2e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
+        Site(resnet.ground, 8e-3, 0.2, resnet.rates, FEWER_SEEDS),
+        Site(replace(gpt.ground, checks=0), 1e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
     ]
 
 
@@ -59,27 +59,27 @@ def octaves(middle: float, powers: range) -> tuple[float, ...]:
     return tuple(float(f"{middle * 2.0**power:.3g}") for power in powers)
 
 
-def ours(place: Place, gamma: float) -> Contender:
+def ours(site: Site, gamma: float) -> Contender:
     """With lr_scale="tensor" a learning rate has the same unit at every gamma."""
-    fixed = {**anon_defaults(), "gamma": gamma, "lr_scale": "tensor", "weight_decay": place.rates.adam_decay[0]}
-    return Contender(f"Anon γ {gamma:g}", "Anon", (("lr", octaves(place.adam, place.octaves)),), fixed)
+    fixed = {**anon_defaults(), "gamma": gamma, "lr_scale": "tensor", "weight_decay": site.rates.adam_decay[0]}
+    return Contender(f"Anon γ {gamma:g}", "Anon", (("lr", octaves(site.adam, site.octaves)),), fixed)
 
 
-def contenders(place: Place) -> list[Contender]:
+def contenders(site: Site) -> list[Contender]:
     """With equally many trials."""
-    adam = {"betas": (0.9, 0.999), "weight_decay": place.rates.adam_decay[0]}
-    sgd = {"weight_decay": place.rates.sgd_decay[0]}
+    adam = {"betas": (0.9, 0.999), "weight_decay": site.rates.adam_decay[0]}
+    sgd = {"weight_decay": site.rates.sgd_decay[0]}
     return [
-        Contender("AdamW", "AdamW", (("lr", octaves(place.adam, place.octaves)),), adam),
-        Contender("SGDM", "SGDM", (("lr", octaves(place.sgd, place.octaves)),), sgd),
-        *(ours(place, gamma) for gamma in GAMMAS),
+        Contender("AdamW", "AdamW", (("lr", octaves(site.adam, site.octaves)),), adam),
+        Contender("SGDM", "SGDM", (("lr", octaves(site.sgd, site.octaves)),), sgd),
+        *(ours(site, gamma) for gamma in GAMMAS),
     ]
 
 
-def _trained(place: Place, gamma: float, results: Results) -> list[float | None]:
+def _trained(site: Site, gamma: float, results: Results) -> list[float | None]:
     """What each learning rate led to on validation examples: NaN before it is known, None where it diverged."""
-    metric = place.ground.metric
-    records = [results.of(job) for job in trials(ours(place, gamma), place.ground, results, 0)]
+    metric = site.ground.metric
+    records = [results.of(job) for job in trials(ours(site, gamma), site.ground, results, 0)]
     return [nan if record is None else value(record, metric) for record in records]
 
 
@@ -95,12 +95,12 @@ def shared_rate(table: Sequence[Sequence[float | None]], higher_is_better: bool)
     return (best, behind[best]) if isfinite(behind[best]) else None
 
 
-def _heat(place: Place, results: Results) -> Heat | None:
+def _heat(site: Site, results: Results) -> Heat | None:
     """Gamma by learning rate; None before all is known."""
-    table = [_trained(place, gamma, results) for gamma in GAMMAS]
+    table = [_trained(site, gamma, results) for gamma in GAMMAS]
     if any(each is not None and not isfinite(each) for line in table for each in line):
         return None
-    rates, metric = octaves(place.adam, place.octaves), place.ground.metric
+    rates, metric = octaves(site.adam, site.octaves), site.ground.metric
     shared = shared_rate(table, metric.higher_is_better)
     finding = "no lr serves every γ"
     if shared is not None:
@@ -109,7 +109,7 @@ def _heat(place: Place, results: Results) -> Heat | None:
             f"with lr {rates[column]:g} every γ ends, in the mean, {behind:.2g} {metric.unit} behind its own best lr"
         )
     return Heat(
-        f"{place.ground.name}: {finding}",
+        f"{site.ground.name}: {finding}",
         "adaptivity γ",
         'lr, with lr_scale="tensor"',
         [f"{gamma:g}" for gamma in GAMMAS],
@@ -122,14 +122,14 @@ def _heat(place: Place, results: Results) -> Heat | None:
 
 
 def study(tiny: bool = False) -> Study:
-    everywhere = places(tiny)[:2] if tiny else places(tiny)
+    everywhere = sites(tiny)[:2] if tiny else sites(tiny)
     stages = []
-    for place in everywhere:
-        field = partial(_field, place)
-        stages += [*search(field, place.ground, rounds=1), report(field, place.ground, place.seeds)]
+    for site in everywhere:
+        field = partial(_field, site)
+        stages += [*search(field, site.ground, rounds=1), report(field, site.ground, site.seeds)]
 
     def heats(results: Results) -> dict[str, Heat]:
-        found = {f"{slug(place.ground.name)}-lr": _heat(place, results) for place in everywhere}
+        found = {f"{slug(site.ground.name)}-lr": _heat(site, results) for site in everywhere}
         return {name: heat for name, heat in found.items() if heat is not None}
 
     return Study(
@@ -143,6 +143,6 @@ def study(tiny: bool = False) -> Study:
     )
 
 
-def _field(place: Place, results: Results) -> list[Contender]:
+def _field(site: Site, results: Results) -> list[Contender]:
     del results
-    return contenders(place)
+    return contenders(site)
