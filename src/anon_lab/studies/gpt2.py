@@ -15,7 +15,7 @@ DECAY = ("weight_decay", (0.03,))
 
 def contenders() -> list[Contender]:
     """Each with 7 trials. Lion's lr is smaller and Muon's larger, so that the recipe's decay is not theirs. Beside the
-    gammas of the paper stands 1.5, which did best on small language models. The fourth lr of AdamW, Muon, Lion and Anon
+    gammas of the paper stands 1.5, a lead from a small language model. The fourth lr of AdamW, Muon, Lion and Anon
     at gamma 1 was added when three were known: beyond the best if that lay at an edge, else beside it."""
     return [
         Contender("AdamW", "AdamW", (("lr", (3e-4, 4.2e-4, 6e-4, 1.2e-3)), ADAM_BETAS, DECAY), {"betas": (0.9, 0.95)}),
