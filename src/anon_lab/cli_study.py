@@ -31,8 +31,10 @@ def study(
         str | None, typer.Option(help="Such as cpu or cuda:1.", show_default="a GPU where there is one")
     ] = None,
     only: Annotated[
-        str | None,
-        typer.Option(help='Runs whose "stage | task | contender" has this in it; * and ? stand for anything.'),
+        list[str] | None,
+        typer.Option(
+            help='Runs whose "stage | task | contender" has this in it; * and ? stand for anything; may be repeated.'
+        ),
     ] = None,
     show: Annotated[
         bool, typer.Option("--list", help="List the stages and what is left of them; train nothing.")
@@ -53,10 +55,10 @@ def study(
         console = Console()
         try:
             if show:
-                console.print(studies.plan(name, out, tiny, only))
+                console.print(studies.plan(name, out, tiny, only or ()))
                 return
             with launch.place(device) as where:
-                for path in studies.run(name, studies.Order(out, minutes, only), where, console, tiny):
+                for path in studies.run(name, studies.Order(out, minutes, only or ()), where, console, tiny):
                     typer.echo(path)
         except (ValueError, tasks.DataMissing) as error:
             raise fail(str(error)) from None

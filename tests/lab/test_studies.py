@@ -188,6 +188,7 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
         (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
         (["diffusion", "--tiny"], "FID needs the weights"),
         (["gpt2", "--tiny", "--only", "zzz"], "--only must be part of a stage's or run's name, but is 'zzz'"),
+        (["gpt2", "--tiny", "--only", "Lion", "--only", "zzz"], "name, but is 'zzz'"),
         (["gpt2", "--tiny", "--list", "--only", "zzz"], "--only must be part of a stage's or run's name, but is"),
     ):
         result = CliRunner().invoke(app, ["study", *arguments])
@@ -533,6 +534,12 @@ def test_only_what_matches_is_trained(tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()]
     assert [each["label"] for each in records] == ["Lion"] * len(LION_RATES)
     assert {each["split"] for each in records} == {"validation"}
+
+
+def test_several_patterns_are_each_enough(tmp_path: Path) -> None:
+    anon_study("gpt2", tmp_path, "--only", "round 1 | * | Lion", "--only", "round 1 | * | Anon γ 1.5")
+    records = [json.loads(line) for line in (tmp_path / "gpt2-tiny" / "runs.jsonl").read_text().splitlines()]
+    assert {each["label"] for each in records} == {"Lion", "Anon γ 1.5"}
 
 
 def test_a_pattern_of_finished_or_later_runs_is_one(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ the stages before. Settings are chosen on validation examples and reported on fr
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def report(name: str, out: Path, console: Console, tiny: bool = False) -> list[P
     return _report.save(name, study, results, command, place, console)
 
 
-def plan(name: str, out: Path, tiny: bool = False, only: str | None = None) -> Table:
+def plan(name: str, out: Path, tiny: bool = False, only: Sequence[str] = ()) -> Table:
     """Every stage with what is done and left, as far as it is known before the stages before it are done."""
     study, results = load(name, tiny), Results(folder(name, out, tiny) / "runs.jsonl")
     _check_only(only, study, results)
@@ -78,11 +78,11 @@ def plan(name: str, out: Path, tiny: bool = False, only: str | None = None) -> T
     return shown
 
 
-def _check_only(only: str | None, study: Study, results: Results) -> None:
+def _check_only(only: Sequence[str], study: Study, results: Results) -> None:
     """Refuse a pattern that no run has in it, done or not, nor any stage, whose runs may follow later."""
-    if only is None:
-        return
-    of_a_run = (matches(only, run_name(stage, job)) for stage in study.stages for job in stage.jobs(results))
-    of_a_stage = (matches(only.partition(" | ")[0], stage.name) for stage in study.stages)
-    if not any(of_a_run) and not any(of_a_stage):
-        raise ValueError(f"--only must be part of a stage's or run's name, but is {only!r}; --list shows the stages")
+    for each in only:
+        of_a_run = (matches([each], run_name(stage, job)) for stage in study.stages for job in stage.jobs(results))
+        of_a_stage = (matches([each.partition(" | ")[0]], stage.name) for stage in study.stages)
+        if not any(of_a_run) and not any(of_a_stage):
+            message = "--only must be part of a stage's or run's name, but is"
+            raise ValueError(f"{message} {each!r}; --list shows the stages")

@@ -35,8 +35,8 @@ class Order:
     out: Path
     minutes: float | None = None
     """After which no job is started that would not end in time; None: until all is done."""
-    only: str | None = None
-    """A pattern (* and ?) for "stage | ground | contender"; None: all."""
+    only: Sequence[str] = ()
+    """Patterns (* and ?) for "stage | ground | contender", of which a run has one in it; none: all runs."""
 
 
 def train(study: Study, results: Results, order: Order, where: Place, console: Console) -> bool:
@@ -61,15 +61,15 @@ def train(study: Study, results: Results, order: Order, where: Place, console: C
     return True
 
 
-def missing(stage: Stage, results: Results, only: str | None = None) -> list[Job]:
+def missing(stage: Stage, results: Results, only: Sequence[str] = ()) -> list[Job]:
     """The stage's jobs that have no result, each once; those of which is not yet known what they are, not at all."""
     jobs = {job.key(): job for job in stage.jobs(results) if results.of(job) is None}
-    return [job for job in jobs.values() if only is None or matches(only, run_name(stage, job))]
+    return [job for job in jobs.values() if not only or matches(only, run_name(stage, job))]
 
 
-def matches(only: str, name: str) -> bool:
-    """Whether the pattern is in the name."""
-    return fnmatch(name, f"*{only}*")
+def matches(only: Sequence[str], name: str) -> bool:
+    """Whether one of the patterns is in the name."""
+    return any(fnmatch(name, f"*{each}*") for each in only)
 
 
 def run_name(stage: Stage, job: Job) -> str:
