@@ -146,6 +146,16 @@ def test_splits(corpus: Path) -> None:
     assert len(gpt.load(corpus, model="tiny", hold_out=True, evaluated=100).validation) == 100
 
 
+def test_a_fingerprint_tells_texts_apart_however_packed(corpus: Path, tmp_path: Path) -> None:
+    def of(name: str, content: bytes) -> str:
+        (tmp_path / name).write_bytes(content)
+        return tasks.fingerprint(gpt.load(tmp_path / name, model="tiny"), CPU)
+
+    whole = (corpus / "train.txt").read_bytes()
+    assert of("a.txt", whole) == of("b.txt.xz", lzma.compress(whole))
+    assert len({of("a.txt", whole), of("c.txt", whole[:-2000]), of("d.txt", whole[::-1])}) == 3
+
+
 def test_data_is_found_in_the_usual_folder(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(corpus)
     with pytest.raises(DataMissing, match="ANON_DATA"):

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from anon_lab import studies
+from anon_lab import studies, tasks
 from anon_lab.cli import app
 from anon_lab.launch import Place
 from anon_lab.models import inception
@@ -360,26 +360,46 @@ def test_a_search_may_end_with_a_check_of_the_learning_rate_below(tmp_path: Path
 
 
 def test_settings_found_on_short_runs_may_be_checked_on_long_ones(tmp_path: Path) -> None:
-    """At the learning rates on both sides, where there are any."""
+    """At the learning rates on both sides, and on as long as the best is at an end, also beyond those searched."""
     rates = (0.1, 0.2, 0.4, 0.8)
     long = replace(GROUND, name="long", recipe=RECIPE.changed(steps=9), tuned_on=GROUND, checks=1)
     longer = replace(GROUND, name="longer", recipe=RECIPE.changed(steps=99), tuned_on=long)
-    for best, beside in ((0.1, [0.1, 0.2]), (0.4, [0.4, 0.2, 0.8]), (0.8, [0.8, 0.4])):
+    for found, first, then, peak in (
+        (0.1, [0.1, 0.05, 0.2], [0.4], 0.2),
+        (0.4, [0.4, 0.2, 0.8], [], 0.4),
+        (0.8, [0.8, 0.4, 1.6], [3.2, 6.4], 3.2),
+        (0.2, [0.2, 0.1, 0.4], [0.05, 0.025], 0.05),
+    ):
         adamw = Contender("AdamW", "AdamW", (("lr", rates),))
-        results = Results(tmp_path / f"{best}.jsonl")
+        results = Results(tmp_path / f"{found}.jsonl")
         (checked,) = check(lambda _, adamw=adamw: [adamw], long)
         assert checked.name == "check long, 1 seed"
         assert checked.jobs(results) == []
         for job in trials(adamw, GROUND, results, 0):
-            results.add(record(job, 90 if job.values["lr"] == best else 50))
-        assert chosen(adamw, long, results) == {"lr": best}
+            results.add(record(job, 90 if job.values["lr"] == found else 50))
+        assert chosen(adamw, long, results) == {"lr": found}
         left = _training.missing(checked, results)
-        assert [job.values["lr"] for job in left] == beside
+        assert [job.values["lr"] for job in left] == first
         assert all((job.ground, job.split, job.seed) == (long, "validation", 0) for job in left)
-        for job in left:
-            results.add(record(job, job.values["lr"] * 100))
-        assert chosen(adamw, long, results) == chosen(adamw, longer, results) == {"lr": max(beside)}
-        assert tuned(adamw, GROUND, results) == {"lr": best}
+        more = []
+        while left:
+            for job in left:
+                results.add(record(job, 90 - abs(log2(job.values["lr"] / peak))))
+            left = _training.missing(checked, results)
+            more += [job.values["lr"] for job in left]
+        assert more == then
+        assert chosen(adamw, long, results) == chosen(adamw, longer, results) == {"lr": peak}
+        assert tuned(adamw, GROUND, results) == {"lr": found}
+
+
+def test_a_stage_trains_what_its_own_results_ask_for(tmp_path: Path) -> None:
+    """As a check does whose best is at an end: before the next stage begins."""
+    first, second = (Job("AdamW", GROUND, "AdamW", {"lr": lr}) for lr in (0.1, 0.2))
+    results = Results(tmp_path / "runs.jsonl")
+    stage = Stage("check", lambda results: [first] if results.of(first) is None else [first, second])
+    order = _training.Order(tmp_path)
+    assert _training.train(Study("", "", [stage]), results, order, Place(CPU), Console(quiet=True))
+    assert [each["settings"]["lr"] for each in results.records.values()] == [0.1, 0.2]
 
 
 def test_without_a_check_the_tuned_settings_are_reported(tmp_path: Path) -> None:
@@ -462,6 +482,38 @@ def test_one_seed_and_lost_seeds_are_said(tmp_path: Path) -> None:
     assert section.lines[1][:4] == ["Anon", "90.00", "1", "one seed"]
     assert section.lines[2][1] == "70.50 ± 0.71 (1 of 3 diverged)"
     assert _report.left_in_words(study, results) == "Left to train: 2 runs of “report small”."
+
+
+def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
+    """A part of the same text is another text; what does not tell its data goes with the first."""
+    seen = {"AdamW": ["all", "all", "none"], "Anon": ["a part", "a part", "a part"], "Anon γ 1": [None, "all", None]}
+    results = results_of(tmp_path, {label: [1, 2, 0] for label in seen})
+    for label, data in seen.items():
+        for seed, each in enumerate(data):
+            values = dict(contender(label).fixed) | {"lr": 0.2}
+            job = Job(label, GROUND, label.split()[0], values, FIRST_SEED + seed, report=True)
+            results.add(record(job, 90.0 + seed) | ({} if each is None else {"data": each}))
+    study = made_study(*map(contender, seen))
+    found = _report.lines(study, results)
+    told = {ground: {line.label: len(line.records) for line in contenders} for ground, contenders in found.items()}
+    assert told == {
+        "small": {"AdamW": 2, "Anon γ 1": 3},
+        "small, other data": {"Anon": 3},
+        "small, other data 2": {"AdamW": 1},
+    }
+    paths = _report.save("made", study, results, "anon study made", tmp_path, Console(quiet=True))
+    assert {path.name for path in paths if path.suffix == ".png"} >= {"small.png", "small-other-data.png"}
+
+
+def test_a_run_tells_what_data_it_saw(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    jobs = [Job("AdamW", GROUND, "AdamW", {"lr": 0.1}, report=report) for report in (False, True)]
+    order = _training.Order(tmp_path)
+    study = Study("", "", [Stage("train", lambda results: jobs)])
+    _training.train(study, results, order, Place(CPU), Console(quiet=True))
+    seen = [each["data"] for each in results.records.values()]
+    assert seen == [tasks.fingerprint(tasks.load("digits", None, hold_out), CPU) for hold_out in (True, False)]
+    assert seen[0] != seen[1]
 
 
 def test_settings_in_words() -> None:

@@ -24,7 +24,7 @@ PROTOCOL = (
     "Settings are chosen on validation examples, one axis after another with equally many trials for every contender, "
     "from one seed (with a last check of the learning rate where there is a table of it), and reported on the test set "
     "from fresh seeds, trained on all training examples. Numbers are mean ± standard deviation over seeds; better, "
-    "worse and tie are Welch's test at 5 %."
+    "worse and tie are Welch's test at 5 %, among runs on the same data."
 )
 
 
@@ -50,18 +50,32 @@ class Line:
 
 
 def lines(study: Study, results: Results) -> dict[str, list[Line]]:
-    """By ground, the contenders that were reported on, in the order of the stages."""
+    """By ground, the contenders that were reported on, in the order of the stages. Runs on other data than the first
+    have a ground of their own, since they do not compare; those that do not tell what they saw go with the first."""
     jobs = [job for stage in study.stages for job in stage.jobs(results) if job.report]
     grouped: dict[tuple[str, str], list[tuple[Job, Record]]] = {}
+    seen: dict[str, list[str]] = {}
     for job in jobs:
         if (record := results.of(job)) is not None:
-            grouped.setdefault((job.ground.name, job.label), []).append((job, record))
+            grouped.setdefault((_ground(record, seen), job.label), []).append((job, record))
     found: dict[str, list[Line]] = {}
     for (ground, label), over in grouped.items():
         first = over[0][0]
         unique = {record["settings"]["seed"]: record for _, record in over}
         found.setdefault(ground, []).append(Line(label, first.ground, first.values, list(unique.values())))
     return found
+
+
+def _ground(record: Record, seen: dict[str, list[str]]) -> str:
+    """The name of the ground, with what tells its data apart from the first that was seen there."""
+    name = record["ground"]
+    if "data" not in record:
+        return name
+    known = seen.setdefault(name, [])
+    if record["data"] not in known:
+        known.append(record["data"])
+    place = known.index(record["data"])
+    return name if place == 0 else f"{name}, other data{f' {place}' if place > 1 else ''}"
 
 
 def against(line: Line, other: Line | None) -> str:

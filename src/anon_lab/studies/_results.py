@@ -116,27 +116,53 @@ def found_on(contender: Contender, ground: Ground, results: Results) -> Mapping[
 
 
 def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:
-    """The settings that were found, and the same at the learning rates beside theirs, from as many seeds each as the
-    ground asks for; none before the search is over."""
+    """The settings that were found, and the same at the learning rate below, from as many seeds each as the ground asks
+    for; none before the search is over. If they were found on shorter runs, also at the one above, and further on as
+    long as the best is at an end."""
     values = found_on(contender, ground, results)
-    if values is None:
+    if values is None or not ground.checks:
         return []
-    lrs = sorted(dict(contender.axes)["lr"])
-    place = lrs.index(values["lr"])
-    above = [] if ground.tuned_on is None else lrs[place + 1 : place + 2]
-    finalists = [{**values, "lr": lr} for lr in (values["lr"], *lrs[:place][-1:], *above)]
-    seeds = range(TUNING_SEED, TUNING_SEED + ground.checks)
-    return [Job(contender.label, ground, contender.optimizer, each, seed) for each in finalists for seed in seeds]
+
+    def at(rates: Sequence[float]) -> list[Job]:
+        seeds = range(TUNING_SEED, TUNING_SEED + ground.checks)
+        each = [(lr, seed) for lr in rates for seed in seeds]
+        return [Job(contender.label, ground, contender.optimizer, {**values, "lr": lr}, seed) for lr, seed in each]
+
+    lr, lrs = values["lr"], sorted(dict(contender.axes)["lr"])
+    if ground.tuned_on is None:
+        return at([lr, *lrs[: lrs.index(lr)][-1:]])
+    finalists = [lr, beside(lrs, lr, -1), beside(lrs, lr, 1)]
+    while len(means := _means(at(finalists), results)) == len(finalists):
+        best_lr = max(means, key=means.__getitem__)
+        if min(finalists) < best_lr < max(finalists):
+            break
+        finalists.append(beside(lrs, best_lr, 1 if best_lr == max(finalists) else -1))
+    return at(finalists)
+
+
+def beside(lrs: Sequence[float], lr: float, direction: int) -> float:
+    """The learning rate next to this one; beyond the ends, as far away as the last two are from each other."""
+    place = lrs.index(lr) + direction if lr in lrs else -1
+    if 0 <= place < len(lrs):
+        return lrs[place]
+    ratio = lrs[-1] / lrs[-2] if direction > 0 else lrs[0] / lrs[1]
+    return float(f"{lr * ratio:.3g}")
+
+
+def _means(jobs: Sequence[Job], results: Results) -> dict[float, float]:
+    """By learning rate, what the seeds are worth in the mean; of those only that are all over."""
+    found: dict[float, list[Record | None]] = {}
+    for job in jobs:
+        found.setdefault(job.values["lr"], []).append(results.of(job))
+    over = {lr: [each for each in records if each] for lr, records in found.items() if None not in records}
+    return {lr: mean(worth(each, jobs[0].ground.metric) for each in records) for lr, records in over.items()}
 
 
 def chosen(contender: Contender, ground: Ground, results: Results) -> Mapping[str, Any] | None:
-    """The settings that were found; once the checks are over, with the learning rate that has the best mean."""
-    jobs = checks(contender, ground, results)
-    found = [(job.values, worth(record, ground.metric)) for job in jobs if (record := results.of(job)) is not None]
-    if not jobs or len(found) < len(jobs):
-        return found_on(contender, ground, results)
-    finalists = [found[first : first + ground.checks] for first in range(0, len(found), ground.checks)]
-    return max(finalists, key=lambda runs: mean(number for _, number in runs))[0][0]
+    """The settings that were found, with the learning rate that has the best mean of those checked so far."""
+    values = found_on(contender, ground, results)
+    means = _means(checks(contender, ground, results), results)
+    return {**values, "lr": max(means, key=means.__getitem__)} if values and means else values
 
 
 Field = Callable[[Results], Sequence[Contender]]

@@ -47,16 +47,19 @@ def train(study: Study, results: Results, order: Order, where: Place, console: C
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         for stage in study.stages:
-            left = missing(stage, results, order.only)
-            line = progress.add_task(stage.name, total=len(left), visible=bool(left))
-            for group in groups(left, where.device):
-                if not trainer.fits(group):
-                    return False
-                trainer.train(stage, group)
-                progress.advance(line, len(group))
-            if left:
+            trained = 0
+            line = progress.add_task(stage.name, total=0, visible=False)
+            while left := missing(stage, results, order.only):  # what is found may ask for more
+                progress.update(line, total=trained + len(left), visible=True)
+                for group in groups(left, where.device):
+                    if not trainer.fits(group):
+                        return False
+                    trainer.train(stage, group)
+                    trained += len(group)
+                    progress.advance(line, len(group))
+            if trained:
                 minutes = results.minutes()[trainer.provenance["device"]]
-                done = f"{stage.name}: {len(left)} runs, {minutes:.1f} device minutes in all"
+                done = f"{stage.name}: {trained} runs, {minutes:.1f} device minutes in all"
                 progress.console.print(done, markup=False, highlight=False)
     return True
 
@@ -111,7 +114,7 @@ class _Trainer:
         self.results, self.order, self.device = results, order, where.device
         self.provenance = provenance(where.device)
         self.started = time.perf_counter()
-        self._tasks: dict[str, Task] = {}
+        self._tasks: dict[str, tuple[Task, str]] = {}
         self._rehearsed: set[tuple[str, str]] = set()
 
     def fits(self, group: Sequence[Job]) -> bool:
@@ -127,7 +130,7 @@ class _Trainer:
 
     def train(self, stage: Stage, group: Sequence[Job]) -> None:
         """Train a group and append its lines."""
-        task = self._task(group[0])
+        task, data = self._task(group[0])
         if self.device.type == "cuda":
             if group[0].ground.together == 1:
                 self._rehearse(group[0], task)
@@ -147,7 +150,7 @@ class _Trainer:
                 result["evaluation"] |= measure(runs[number])
         share = (time.perf_counter() - started) / len(group)
         for job, result, curve in zip(group, ended, curves.values(), strict=True):
-            self.results.add(self._record(stage, job, result, curve, share, len(group)))
+            self.results.add(self._record(stage, job, result, curve, share, len(group)) | {"data": data})
         if self.device.type == "cuda":
             runs.clear()
             _free_memory()
@@ -160,10 +163,12 @@ class _Trainer:
             Steps([Run(job.settings(self.device), task, self.device)]).take()
             _free_memory()
 
-    def _task(self, job: Job) -> Task:
+    def _task(self, job: Job) -> tuple[Task, str]:
+        """With a fingerprint of its data."""
         key = json.dumps([job.ground.task, dict(job.ground.options), job.report], default=str)
         if key not in self._tasks:
-            self._tasks[key] = tasks.load(job.ground.task, None, not job.report, **job.ground.options)
+            task = tasks.load(job.ground.task, None, not job.report, **job.ground.options)
+            self._tasks[key] = task, tasks.fingerprint(task, self.device)
         return self._tasks[key]
 
     def _record(

@@ -1,9 +1,11 @@
 """What is trained: each task is a model, its data and a loss, and knows nothing of optimizers."""
 
+import hashlib
 import importlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -144,6 +146,16 @@ def load(name: str, data: Path | None = None, hold_out: bool = False, **options:
     if data is not None and name in WITHOUT_FILES:
         raise ValueError(f"data must not be given for {name}, which has its own, but is {data}")
     return importlib.import_module(f"anon_lab.tasks.{name}").load(data=data, hold_out=hold_out, **options)
+
+
+def fingerprint(task: Task, device: torch.device) -> str:
+    """Of the training data, the same on every device: two tasks that differ in it would train on other batches."""
+    digest = hashlib.sha256(f"{task.name} {task.examples()}".encode())
+    size = min(16, task.examples())
+    for batch in islice(task.stream(size, 0, 0, device), 4):
+        for part in batch:
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 class DataMissing(Exception):
