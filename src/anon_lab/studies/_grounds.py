@@ -1,6 +1,7 @@
 """Where the guards are settled and confirmed: tasks, recipes, and the learning rates that are searched on each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from anon_lab.studies._spec import ACCURACY, LOSS, Ground
 from anon_lab.tasks import Metric, Recipe, cifar10, diffusion, gpt
@@ -48,6 +49,7 @@ DIGITS = Rates(_times(1e-3, 2, 7), _times(0.01, 2, 9), (0.0, 0.1), (0.0, 1e-3))
 ZIPF = Rates(_times(6.25e-4, 2, 7), _times(0.01, 2, 9), (0.0, 0.01), (0.0, 1e-4))
 NGRAM = Rates(_times(4e-3, 2, 5), _times(0.0125, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
 GPT = Rates((5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3), _times(0.02, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
+SMALL_GPT = Rates(_times(5e-4, 2, 5), _times(0.02, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
 RESNET = Rates((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), _times(0.0125, 2, 7), (0.1, 0.5), (5e-4, 1e-3))
 VIT = Rates((2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), _times(0.0125, 2, 7), (0.05, 0.2), (5e-4, 1e-3))
 DIFFUSION = Rates((1e-4, 2e-4, 5e-4, 1e-3, 2e-3), _times(0.01, 2, 7), (0.0, 0.01), (0.0, 1e-4))
@@ -103,7 +105,8 @@ def confirmed(tiny: bool) -> list[Grounds]:
             Ground(name, "digits", short, ACCURACY, 4e-4, evaluations=1)
             for name in ("cifar10 resnet20", "cifar10 vit", "diffusion small")
         ]
-        grounds = [*stand_ins[:2], _gpt("gpt 20m, untied", False, tiny), stand_ins[2]]
+        untied = _gpt("gpt 20m, untied", False, tiny)
+        grounds = [*stand_ins[:2], untied, stand_ins[2], replace(untied, name="gpt 1m, untied")]
     else:
         small = {"model": "small"}
         grounds = [
@@ -111,12 +114,14 @@ def confirmed(tiny: bool) -> list[Grounds]:
             Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, {"model": "vit"}, together=16),
             _gpt("gpt 20m, untied", False, tiny),
             Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, small, together=4, evaluations=4),
+            replace(small_gpt("gpt 1m, untied", tied=False), checks=2),
         ]
     return [
         Grounds(grounds[0], RESNET, (-0.1, 0.0, 1.0), BASELINES),
         Grounds(grounds[1], VIT),
         Grounds(grounds[2], GPT, LANGUAGE),
         Grounds(grounds[3], DIFFUSION, (1.0,)),
+        Grounds(grounds[4], SMALL_GPT, (1.0, 1.5)),
     ]
 
 
@@ -128,3 +133,10 @@ def _gpt(name: str, tied: bool, tiny: bool) -> Ground:
     recipe = gpt.PRESETS["20m"].recipe.changed(steps=500, batch_size=32)
     options = {"model": "20m", "tied": tied}
     return Ground(name, "gpt", recipe, LOSS, 0.0125, options, together=4, evaluations=2, checks=3)
+
+
+def small_gpt(name: str, **options: Any) -> Ground:
+    """A language model that a CPU trains in minutes."""
+    recipe = gpt.PRESETS["1m"].recipe.changed(warmup=0.1)
+    chosen = {"model": "1m", "evaluated": 100_000, **options}
+    return Ground(name, "gpt", recipe, LOSS, 2e-3, chosen, together=16, evaluations=3)

@@ -10,9 +10,8 @@ from anon_lab.studies import _grounds
 from anon_lab.studies._grounds import Rates
 from anon_lab.studies._plots import slug
 from anon_lab.studies._results import Results, report, search, trials, value
-from anon_lab.studies._spec import LOSS, Contender, Ground, Study, anon_defaults
+from anon_lab.studies._spec import Contender, Ground, Study, anon_defaults
 from anon_lab.tables._spec import Heat
-from anon_lab.tasks.gpt import PRESETS
 
 GAMMAS = (-1.0, -0.5, -0.2, 0.0, 0.2, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 OCTAVES, FEWER_OCTAVES = range(-4, 4), range(-1, 3)
@@ -42,17 +41,10 @@ def sites(tiny: bool) -> list[Site]:
         Site(digits.ground, 8e-3, 0.16, digits.rates, SEEDS),
         Site(zipf.ground, 2.5e-3, 0.32, zipf.rates, SEEDS),
         Site(ngram.ground, 1.6e-2, 0.4, ngram.rates, SEEDS),
-        Site(_small_gpt(), 2e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
+        Site(_grounds.small_gpt("gpt 1m"), 2e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
         Site(resnet.ground, 8e-3, 0.2, resnet.rates, FEWER_SEEDS),
         Site(replace(gpt.ground, checks=0), 1e-3, 0.3, gpt.rates, FEWER_SEEDS, FEWER_OCTAVES),
     ]
-
-
-def _small_gpt() -> Ground:
-    """A language model that a CPU trains in minutes."""
-    recipe = PRESETS["1m"].recipe.changed(warmup=0.1)
-    options = {"model": "1m", "evaluated": 100_000}
-    return Ground("gpt 1m", "gpt", recipe, LOSS, 2e-3, options, together=16, evaluations=3)
 
 
 def octaves(middle: float, powers: range) -> tuple[float, ...]:
