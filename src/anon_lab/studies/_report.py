@@ -123,9 +123,10 @@ def _over(study: Study, results: Results, kind: str) -> dict[str, dict[str, list
     stages = [stage for stage in study.stages if stage.name.startswith(kind)]
     jobs = {job.key(): job for stage in stages for job in stage.jobs(results)}
     grouped: dict[str, dict[str, list[tuple[Job, Record]]]] = {}
+    seen: dict[str, list[str]] = {}
     for job in jobs.values():
         if (record := results.of(job)) is not None:
-            grouped.setdefault(job.ground.name, {}).setdefault(job.label, []).append((job, record))
+            grouped.setdefault(_ground(record, seen), {}).setdefault(job.label, []).append((job, record))
     return grouped
 
 
@@ -158,7 +159,7 @@ def checked(study: Study, results: Results) -> Iterator[Section]:
         metric = f"{ground.metric.name} {ground.metric.unit}".strip()
         text = (
             "Validation examples; the setting that was found, and the same at the learning rates beside it. The one "
-            "with the best mean is reported on; until all are in, the one that was found."
+            "with the best mean is reported on."
         )
         yield Section(f"{name}: the search's last check", [["", "lr", metric, "seeds"], *body], text)
 
