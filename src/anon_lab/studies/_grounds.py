@@ -113,7 +113,7 @@ def confirmed(tiny: bool) -> list[Grounds]:
             Ground("cifar10 resnet20", "cifar10", resnet.changed(**images), ACCURACY, 0.86e-3, together=16),
             Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, {"model": "vit"}, together=16),
             _gpt("gpt 20m, untied", False, tiny),
-            Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, small, together=4, evaluations=4),
+            Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, small, together=8, evaluations=1),
             replace(small_gpt("gpt 1m, untied", tied=False), checks=2),
         ]
     return [

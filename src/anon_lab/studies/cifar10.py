@@ -131,7 +131,7 @@ def study(tiny: bool = False) -> Study:
     return Study(
         "ResNet-20 on CIFAR-10",
         "Is Anon at low gamma as good as SGDM here, at gamma 1 as AdamW, and do beta3 and growth matter?",
-        [*search(field, short), report(field, short), cells[0], report(field, long), *cells[1:]],
+        [*search(field, short), report(field, long), *cells, report(field, short)],
         references=("SGDM", "AdamW", DEFAULT),
         heats=heats,
     )
