@@ -360,15 +360,15 @@ def test_a_search_may_end_with_a_check_of_the_learning_rate_below(tmp_path: Path
 
 
 def test_settings_found_on_short_runs_may_be_checked_on_long_ones(tmp_path: Path) -> None:
-    """At the learning rates on both sides, and on as long as the best is at an end, also beyond those searched."""
+    """At the learning rate above, and on either way as long as the best is at an end, also beyond those searched."""
     rates = (0.1, 0.2, 0.4, 0.8)
     long = replace(GROUND, name="long", recipe=RECIPE.changed(steps=9), tuned_on=GROUND, checks=1)
     longer = replace(GROUND, name="longer", recipe=RECIPE.changed(steps=99), tuned_on=long)
     for found, first, then, peak in (
-        (0.1, [0.1, 0.05, 0.2], [0.4], 0.2),
-        (0.4, [0.4, 0.2, 0.8], [], 0.4),
-        (0.8, [0.8, 0.4, 1.6], [3.2, 6.4], 3.2),
-        (0.2, [0.2, 0.1, 0.4], [0.05, 0.025], 0.05),
+        (0.1, [0.1, 0.2], [0.4], 0.2),
+        (0.4, [0.4, 0.8], [0.2], 0.4),
+        (0.8, [0.8, 1.6], [3.2, 6.4], 3.2),
+        (0.2, [0.2, 0.4], [0.1, 0.05, 0.025], 0.05),
     ):
         adamw = Contender("AdamW", "AdamW", (("lr", rates),))
         results = Results(tmp_path / f"{found}.jsonl")

@@ -8,8 +8,8 @@ from anon_lab.tasks import Metric, Recipe, cifar10, diffusion, gpt
 from anon_lab.tasks.ngram import Ngram
 
 BASELINES = ("SGDM", "AdamW")
-LANGUAGE = (1.0, 1.1, 1.5)
-"""Gammas on the GPTs: there 1.5, a lead from a smaller one, is put to the test."""
+TRANSFORMERS = (1.0, 1.1, 1.5)
+"""Gammas on these: there 1.5, a lead from a small GPT, is put to the test."""
 HYBRID = Metric("loss", "L_hybrid", higher_is_better=False)
 
 
@@ -91,7 +91,7 @@ def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
             BASELINES,
         ),
     ]
-    return cheap, Grounds(_gpt("gpt 20m, tied", True, tiny), GPT, LANGUAGE)
+    return cheap, Grounds(_gpt("gpt 20m, tied", True, tiny), GPT, TRANSFORMERS)
 
 
 def confirmed(tiny: bool) -> list[Grounds]:
@@ -118,8 +118,8 @@ def confirmed(tiny: bool) -> list[Grounds]:
         ]
     return [
         Grounds(grounds[0], RESNET, (-0.1, 0.0, 1.0), BASELINES),
-        Grounds(grounds[1], VIT),
-        Grounds(grounds[2], GPT, LANGUAGE),
+        Grounds(grounds[1], VIT, TRANSFORMERS),
+        Grounds(grounds[2], GPT, TRANSFORMERS),
         Grounds(grounds[3], DIFFUSION, (1.0,)),
         Grounds(grounds[4], SMALL_GPT, (1.0, 1.5)),
     ]

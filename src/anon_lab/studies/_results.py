@@ -117,8 +117,8 @@ def found_on(contender: Contender, ground: Ground, results: Results) -> Mapping[
 
 def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:
     """The settings that were found, and the same at the learning rate below, from as many seeds each as the ground asks
-    for; none before the search is over. If they were found on shorter runs, also at the one above, and further on as
-    long as the best is at an end."""
+    for; none before the search is over. If they were found on shorter runs, at the one above instead, and further on
+    either way as long as the best is at an end."""
     values = found_on(contender, ground, results)
     if values is None or not ground.checks:
         return []
@@ -131,7 +131,7 @@ def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:
     lr, lrs = values["lr"], sorted(dict(contender.axes)["lr"])
     if ground.tuned_on is None:
         return at([lr, *lrs[: lrs.index(lr)][-1:]])
-    finalists = [lr, beside(lrs, lr, -1), beside(lrs, lr, 1)]
+    finalists = [lr, beside(lrs, lr, 1)]
     while len(means := _means(at(finalists), results)) == len(finalists):
         best_lr = max(means, key=means.__getitem__)
         if min(finalists) < best_lr < max(finalists):

@@ -46,9 +46,9 @@ class Ground:
     tuned_on: "Ground | None" = None
     """Where settings are searched, if not here: the same task, with shorter runs."""
     checks: int = 0
-    """Seeds from which a search ends by comparing, here, its best learning rate with the one below, and, if it was
-    found on shorter runs, with the one above; 0: it does not. For tasks with a cliff beside the optimum, where one seed
-    may stand on its edge, or where the optimum moves with the length."""
+    """Seeds from which a search ends by comparing, here, its best learning rate with the one below or, if it was found
+    on shorter runs, with those around it; 0: it does not. For tasks with a cliff beside the optimum, where one seed may
+    stand on its edge, or where the optimum moves with the length."""
     micro_batch: int | None = None
     measure: Callable[["Run"], dict[str, float]] | None = None
     """What is measured of a trained network beside the task's evaluation."""
