@@ -55,10 +55,10 @@ def study(
         console = Console()
         try:
             if show:
-                console.print(studies.plan(name, out, tiny, only or ()))
+                console.print(studies.plan(name, out, tiny, tuple(only or ())))
                 return
             with launch.place(device) as where:
-                for path in studies.run(name, studies.Order(out, minutes, only or ()), where, console, tiny):
+                for path in studies.run(name, studies.Order(out, minutes, tuple(only or ())), where, console, tiny):
                     typer.echo(path)
         except (ValueError, tasks.DataMissing) as error:
             raise fail(str(error)) from None

@@ -37,7 +37,7 @@ from anon_lab.studies import (
     guards,
     overview,
 )
-from anon_lab.studies._results import Results, check, chosen, report, search, trials, tuned
+from anon_lab.studies._results import Results, beside, check, chosen, report, search, trials, tuned
 from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
 from anon_lab.tasks import Recipe, _images
 
@@ -347,16 +347,18 @@ def test_a_search_may_end_with_a_check_of_the_learning_rate_below(tmp_path: Path
         assert _training.missing(checked, results) == []
         for job in _training.missing(stage, results):
             results.add(record(job, {0.1: 80, 0.2: 90}[job.values["lr"]]))
-    assert chosen(adamw, ground, results) == tuned(adamw, ground, results)
+    reported = report(lambda _: [adamw], ground)
     left = _training.missing(checked, results)  # of the better one seed 0 is known
     assert [(job.values["lr"], job.seed) for job in left] == [(0.2, 1), (0.1, 1)]
     for job, number in zip(left, (60, 75), strict=True):
+        assert chosen(adamw, ground, results) is None
+        assert reported.jobs(results) == []
         results.add(record(job, number))
     best = tuned(adamw, ground, results)
     assert best is not None
     assert best["lr"] == 0.2
     assert chosen(adamw, ground, results) == {**best, "lr": 0.1}  # 77.5 in the mean against 75
-    assert {job.values["lr"] for job in report(lambda _: [adamw], ground).jobs(results)} == {0.1}
+    assert {job.values["lr"] for job in reported.jobs(results)} == {0.1}
 
 
 def test_settings_found_on_short_runs_may_be_checked_on_long_ones(tmp_path: Path) -> None:
@@ -377,12 +379,12 @@ def test_settings_found_on_short_runs_may_be_checked_on_long_ones(tmp_path: Path
         assert checked.jobs(results) == []
         for job in trials(adamw, GROUND, results, 0):
             results.add(record(job, 90 if job.values["lr"] == found else 50))
-        assert chosen(adamw, long, results) == {"lr": found}
         left = _training.missing(checked, results)
         assert [job.values["lr"] for job in left] == first
         assert all((job.ground, job.split, job.seed) == (long, "validation", 0) for job in left)
         more = []
         while left:
+            assert chosen(adamw, long, results) is None
             for job in left:
                 results.add(record(job, 90 - abs(log2(job.values["lr"] / peak))))
             left = _training.missing(checked, results)
@@ -390,6 +392,25 @@ def test_settings_found_on_short_runs_may_be_checked_on_long_ones(tmp_path: Path
         assert more == then
         assert chosen(adamw, long, results) == chosen(adamw, longer, results) == {"lr": peak}
         assert tuned(adamw, GROUND, results) == {"lr": found}
+
+
+def test_a_check_goes_on_for_a_while_only(tmp_path: Path) -> None:
+    long = replace(GROUND, name="long", recipe=RECIPE.changed(steps=9), tuned_on=GROUND, checks=1)
+    adamw = Contender("AdamW", "AdamW", (("lr", (0.1, 0.2)),))
+    results = Results(tmp_path / "runs.jsonl")
+    (checked,) = check(lambda _: [adamw], long)
+    for job in trials(adamw, GROUND, results, 0):
+        results.add(record(job, job.values["lr"]))
+    while left := _training.missing(checked, results):
+        for job in left:
+            results.add(record(job, job.values["lr"]))  # higher is always better
+    assert chosen(adamw, long, results) == {"lr": 6.4}
+
+
+def test_the_learning_rate_beside() -> None:
+    rates = (0.3, 0.42, 0.6, 1.2)
+    assert [beside(rates, lr, up=True) for lr in (0.2, 0.3, 0.5, 1.2, 2.4)] == [0.3, 0.42, 0.6, 2.4, 4.8]
+    assert [beside(rates, lr, up=False) for lr in (2.4, 1.2, 0.42, 0.3)] == [1.2, 0.6, 0.3, 0.214]
 
 
 def test_a_stage_trains_what_its_own_results_ask_for(tmp_path: Path) -> None:
@@ -485,8 +506,8 @@ def test_one_seed_and_lost_seeds_are_said(tmp_path: Path) -> None:
 
 
 def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
-    """A part of the same text is another text; what does not tell its data goes with the first."""
-    seen = {"AdamW": ["all", "all", "none"], "Anon": ["a part", "a part", "a part"], "Anon γ 1": [None, "all", None]}
+    """A part of the same text is another text; those that do not tell theirs are taken to be alike."""
+    seen = {"AdamW": ["all", "all", None], "Anon": ["a part", "a part", "a part"], "Anon γ 1": [None, "all", None]}
     results = results_of(tmp_path, {label: [1, 2, 0] for label in seen})
     for label, data in seen.items():
         for seed, each in enumerate(data):
@@ -497,12 +518,21 @@ def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
     found = _report.lines(study, results)
     told = {ground: {line.label: len(line.records) for line in contenders} for ground, contenders in found.items()}
     assert told == {
-        "small": {"AdamW": 2, "Anon γ 1": 3},
-        "small, other data": {"Anon": 3},
-        "small, other data 2": {"AdamW": 1},
+        "small (data: all)": {"AdamW": 2, "Anon γ 1": 1},
+        "small (data: a part)": {"Anon": 3},
+        "small": {"Anon γ 1": 2, "AdamW": 1},
     }
     paths = _report.save("made", study, results, "anon study made", tmp_path, Console(quiet=True))
-    assert {path.name for path in paths if path.suffix == ".png"} >= {"small.png", "small-other-data.png"}
+    assert {path.name for path in paths if path.suffix == ".png"} >= {"small.png", "small-data-a-part.png"}
+
+
+def test_runs_that_do_not_tell_their_data_compare_with_those_that_do(tmp_path: Path) -> None:
+    results = results_of(tmp_path, {"AdamW": [1, 2, 0]})
+    for seed, data in enumerate(({}, {"data": "all"})):
+        job = Job("AdamW", GROUND, "AdamW", {"lr": 0.2}, FIRST_SEED + seed, report=True)
+        results.add(record(job, 90.0) | data)
+    study = made_study(contender("AdamW"))
+    assert {ground: len(lines[0].records) for ground, lines in _report.lines(study, results).items()} == {"small": 2}
 
 
 def test_a_run_tells_what_data_it_saw(tmp_path: Path) -> None:

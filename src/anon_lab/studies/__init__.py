@@ -1,11 +1,11 @@
 """Questions that take many runs to answer; `run` trains what a study lacks, in its order, and writes its report.
 
-Each is a module of this package with `study(tiny)`: an ordered list of stages, whose jobs follow from the results of
-the stages before. Settings are chosen on validation examples and reported on fresh seeds and the test set.
+Each is a module of this package with `study(tiny)`: an ordered list of stages, whose jobs follow from the results so
+far. Settings are chosen on validation examples and reported on fresh seeds and the test set.
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def report(name: str, out: Path, console: Console, tiny: bool = False) -> list[P
     return _report.save(name, study, results, command, place, console)
 
 
-def plan(name: str, out: Path, tiny: bool = False, only: Sequence[str] = ()) -> Table:
+def plan(name: str, out: Path, tiny: bool = False, only: tuple[str, ...] = ()) -> Table:
     """Every stage with what is done and left, as far as it is known before the stages before it are done."""
     study, results = load(name, tiny), Results(folder(name, out, tiny) / "runs.jsonl")
     _check_only(only, study, results)
@@ -78,11 +78,12 @@ def plan(name: str, out: Path, tiny: bool = False, only: Sequence[str] = ()) -> 
     return shown
 
 
-def _check_only(only: Sequence[str], study: Study, results: Results) -> None:
+def _check_only(only: tuple[str, ...], study: Study, results: Results) -> None:
     """Refuse a pattern that no run has in it, done or not, nor any stage, whose runs may follow later."""
+    runs = [run_name(stage, job) for stage in study.stages for job in stage.jobs(results)] if only else []
     for each in only:
-        of_a_run = (matches([each], run_name(stage, job)) for stage in study.stages for job in stage.jobs(results))
-        of_a_stage = (matches([each.partition(" | ")[0]], stage.name) for stage in study.stages)
+        of_a_run = (matches((each,), name) for name in runs)
+        of_a_stage = (matches((each.partition(" | ")[0],), stage.name) for stage in study.stages)
         if not any(of_a_run) and not any(of_a_stage):
             message = "--only must be part of a stage's or run's name, but is"
             raise ValueError(f"{message} {each!r}; --list shows the stages")

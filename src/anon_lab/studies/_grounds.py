@@ -91,37 +91,36 @@ def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
             BASELINES,
         ),
     ]
-    return cheap, Grounds(_gpt("gpt 20m, tied", True, tiny), GPT, TRANSFORMERS)
+    return cheap, Grounds(_gpt("gpt 20m, tied, to choose on", True, tiny), GPT, (1.0,))
 
 
 def confirmed(tiny: bool) -> list[Grounds]:
-    """The grounds that had none."""
+    """The grounds that had none; the language model's settings are searched anew."""
     resnet, vit = cifar10.RECIPES["resnet20"], cifar10.RECIPES["vit"]
     images = {"epochs": 15, "warmup": 1 / 15}
     noise = diffusion.PRESETS["small"].recipe.changed(steps=500, batch_size=64, ema=0.98)
+    tied, untied = _gpt("gpt 20m, tied", True, tiny), _gpt("gpt 20m, untied", False, tiny)
     if tiny:
         short = Recipe(batch_size=8, steps=2)
-        stand_ins = [
+        resnet20, small_vit, unet = (
             Ground(name, "digits", short, ACCURACY, 4e-4, evaluations=1)
             for name in ("cifar10 resnet20", "cifar10 vit", "diffusion small")
-        ]
-        untied = _gpt("gpt 20m, untied", False, tiny)
-        grounds = [*stand_ins[:2], untied, stand_ins[2], replace(untied, name="gpt 1m, untied")]
+        )
+        small = replace(untied, name="gpt 1m, untied")
     else:
-        small = {"model": "small"}
-        grounds = [
-            Ground("cifar10 resnet20", "cifar10", resnet.changed(**images), ACCURACY, 0.86e-3, together=16),
-            Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, {"model": "vit"}, together=16),
-            _gpt("gpt 20m, untied", False, tiny),
-            Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, small, together=8, evaluations=1),
-            replace(small_gpt("gpt 1m, untied", tied=False), checks=2),
-        ]
+        resnet20 = Ground("cifar10 resnet20", "cifar10", resnet.changed(**images), ACCURACY, 0.86e-3, together=16)
+        vits = {"model": "vit"}
+        small_vit = Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, vits, together=16)
+        unets = {"model": "small"}
+        unet = Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, unets, together=8, evaluations=1)
+        small = replace(small_gpt("gpt 1m, untied", tied=False), checks=2)
     return [
-        Grounds(grounds[0], RESNET, (-0.1, 0.0, 1.0), BASELINES),
-        Grounds(grounds[1], VIT, TRANSFORMERS),
-        Grounds(grounds[2], GPT, TRANSFORMERS),
-        Grounds(grounds[3], DIFFUSION, (1.0,)),
-        Grounds(grounds[4], SMALL_GPT, (1.0, 1.5)),
+        Grounds(resnet20, RESNET, (-0.1, 0.0, 1.0), BASELINES),
+        Grounds(small_vit, VIT, TRANSFORMERS),
+        Grounds(tied, GPT, TRANSFORMERS),
+        Grounds(untied, GPT, TRANSFORMERS),
+        Grounds(unet, DIFFUSION, (1.0,)),
+        Grounds(small, SMALL_GPT, (1.0, 1.5)),
     ]
 
 

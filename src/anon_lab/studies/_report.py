@@ -50,32 +50,31 @@ class Line:
 
 
 def lines(study: Study, results: Results) -> dict[str, list[Line]]:
-    """By ground, the contenders that were reported on, in the order of the stages. Runs on other data than the first
-    have a ground of their own, since they do not compare; those that do not tell what they saw go with the first."""
-    jobs = [job for stage in study.stages for job in stage.jobs(results) if job.report]
-    grouped: dict[tuple[str, str], list[tuple[Job, Record]]] = {}
-    seen: dict[str, list[str]] = {}
-    for job in jobs:
-        if (record := results.of(job)) is not None:
-            grouped.setdefault((_ground(record, seen), job.label), []).append((job, record))
-    found: dict[str, list[Line]] = {}
-    for (ground, label), over in grouped.items():
+    """By ground, the contenders that were reported on, in the order of the stages."""
+
+    def line(label: str, over: Sequence[tuple[Job, Record]]) -> Line:
         first = over[0][0]
-        unique = {record["settings"]["seed"]: record for _, record in over}
-        found.setdefault(ground, []).append(Line(label, first.ground, first.values, list(unique.values())))
-    return found
+        return Line(label, first.ground, first.values, [record for _, record in over])
+
+    jobs = [job for stage in study.stages for job in stage.jobs(results) if job.report]
+    return {ground: [line(*each) for each in found.items()] for ground, found in _over(jobs, results).items()}
 
 
-def _ground(record: Record, seen: dict[str, list[str]]) -> str:
-    """The name of the ground, with what tells its data apart from the first that was seen there."""
-    name = record["ground"]
-    if "data" not in record:
-        return name
-    known = seen.setdefault(name, [])
-    if record["data"] not in known:
-        known.append(record["data"])
-    place = known.index(record["data"])
-    return name if place == 0 else f"{name}, other data{f' {place}' if place > 1 else ''}"
+def _over(jobs: Sequence[Job], results: Results) -> dict[str, dict[str, list[tuple[Job, Record]]]]:
+    """The jobs that are done, each once, by ground and contender. A ground that was trained on several data is several,
+    since runs on different data do not compare; runs that do not tell theirs are taken to be alike."""
+    unique = {job.key(): job for job in jobs}.values()
+    done = [(job, record) for job in unique if (record := results.of(job)) is not None]
+    data: dict[str, set[str]] = {}
+    for job, record in done:
+        data.setdefault(job.ground.name, set()).update({record["data"]} if "data" in record else ())
+    grouped: dict[str, dict[str, list[tuple[Job, Record]]]] = {}
+    for job, record in done:
+        ground = job.ground.name
+        if "data" in record and len(data[ground]) > 1:
+            ground += f" (data: {record['data']})"
+        grouped.setdefault(ground, {}).setdefault(job.label, []).append((job, record))
+    return grouped
 
 
 def against(line: Line, other: Line | None) -> str:
@@ -118,21 +117,14 @@ def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]
         )
 
 
-def _over(study: Study, results: Results, kind: str) -> dict[str, dict[str, list[tuple[Job, Record]]]]:
-    """The runs of all stages whose names begin so, by ground and contender."""
-    stages = [stage for stage in study.stages if stage.name.startswith(kind)]
-    jobs = {job.key(): job for stage in stages for job in stage.jobs(results)}
-    grouped: dict[str, dict[str, list[tuple[Job, Record]]]] = {}
-    seen: dict[str, list[str]] = {}
-    for job in jobs.values():
-        if (record := results.of(job)) is not None:
-            grouped.setdefault(_ground(record, seen), {}).setdefault(job.label, []).append((job, record))
-    return grouped
+def _of_stages(study: Study, results: Results, kind: str) -> list[Job]:
+    """The jobs of all stages whose names begin so."""
+    return [job for stage in study.stages if stage.name.startswith(kind) for job in stage.jobs(results)]
 
 
 def searched(study: Study, results: Results) -> Iterator[Section]:
     """What the choice was made from: every contender's best trial of each ground."""
-    for ground, contenders in _over(study, results, "tune").items():
+    for ground, contenders in _over(_of_stages(study, results, "tune"), results).items():
         body = []
         for label, over in contenders.items():
             metric = over[0][0].ground.metric
@@ -149,7 +141,7 @@ def searched(study: Study, results: Results) -> Iterator[Section]:
 
 def checked(study: Study, results: Results) -> Iterator[Section]:
     """Of each ground whose searches end with a check, the learning rates of every contender."""
-    for name, contenders in _over(study, results, "check").items():
+    for name, contenders in _over(_of_stages(study, results, "check"), results).items():
         ground = next(job.ground for over in contenders.values() for job, _ in over)
         body = []
         for label, over in contenders.items():
@@ -266,7 +258,7 @@ def _readme(
         "\n".join(f"- {sentence}" for sentence in said),
         *(f"![{picture}]({picture})" for picture in pictures),
     ]
-    return "\n\n".join([*parts, *map(as_markdown, sections)]) + "\n"
+    return "\n\n".join([*filter(None, parts), *map(as_markdown, sections)]) + "\n"
 
 
 def as_markdown(section: Section) -> str:

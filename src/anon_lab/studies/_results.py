@@ -13,6 +13,9 @@ from anon_lab.tasks import Metric
 
 Record = dict[str, Any]
 
+MOST_CHECKED = 6
+"""Learning rates that a check goes through, if the best is always the last."""
+
 
 class Results:
     """The file runs.jsonl: whole lines only, whatever moment a process is killed at."""
@@ -131,38 +134,41 @@ def checks(contender: Contender, ground: Ground, results: Results) -> list[Job]:
     lr, lrs = values["lr"], sorted(dict(contender.axes)["lr"])
     if ground.tuned_on is None:
         return at([lr, *lrs[: lrs.index(lr)][-1:]])
-    finalists = [lr, beside(lrs, lr, 1)]
-    while len(means := _means(at(finalists), results)) == len(finalists):
+    finalists = [lr, beside(lrs, lr, up=True)]
+    while len(means := _means(at(finalists), results)) == len(finalists) < MOST_CHECKED:
         best_lr = max(means, key=means.__getitem__)
         if min(finalists) < best_lr < max(finalists):
             break
-        finalists.append(beside(lrs, best_lr, 1 if best_lr == max(finalists) else -1))
+        finalists.append(beside(lrs, best_lr, up=best_lr == max(finalists)))
     return at(finalists)
 
 
-def beside(lrs: Sequence[float], lr: float, direction: int) -> float:
-    """The learning rate next to this one; beyond the ends, as far away as the last two are from each other."""
-    place = lrs.index(lr) + direction if lr in lrs else -1
-    if 0 <= place < len(lrs):
-        return lrs[place]
-    ratio = lrs[-1] / lrs[-2] if direction > 0 else lrs[0] / lrs[1]
-    return float(f"{lr * ratio:.3g}")
+def beside(lrs: Sequence[float], lr: float, up: bool) -> float:
+    """The next of these learning rates; beyond the last, as far away as the last two are from each other."""
+    further = sorted((each for each in lrs if (each > lr if up else each < lr)), reverse=not up)
+    if further:
+        return further[0]
+    last, before = sorted(lrs, reverse=up)[:2]
+    return float(f"{lr * last / before:.3g}")
 
 
 def _means(jobs: Sequence[Job], results: Results) -> dict[float, float]:
     """By learning rate, what the seeds are worth in the mean; of those only that are all over."""
-    found: dict[float, list[Record | None]] = {}
+    worths: dict[float, list[float]] = {}
     for job in jobs:
-        found.setdefault(job.values["lr"], []).append(results.of(job))
-    over = {lr: [each for each in records if each] for lr, records in found.items() if None not in records}
-    return {lr: mean(worth(each, jobs[0].ground.metric) for each in records) for lr, records in over.items()}
+        if (record := results.of(job)) is not None:
+            worths.setdefault(job.values["lr"], []).append(worth(record, job.ground.metric))
+    return {lr: mean(each) for lr, each in worths.items() if len(each) == jobs[0].ground.checks}
 
 
 def chosen(contender: Contender, ground: Ground, results: Results) -> Mapping[str, Any] | None:
-    """The settings that were found, with the learning rate that has the best mean of those checked so far."""
-    values = found_on(contender, ground, results)
-    means = _means(checks(contender, ground, results), results)
-    return {**values, "lr": max(means, key=means.__getitem__)} if values and means else values
+    """The settings that were found, with the learning rate that has the best mean in the check; None before all of that
+    is over."""
+    values, jobs = found_on(contender, ground, results), checks(contender, ground, results)
+    means = _means(jobs, results)
+    if values is None or len(means) * ground.checks < len(jobs):
+        return None
+    return {**values, "lr": max(means, key=means.__getitem__)} if means else values
 
 
 Field = Callable[[Results], Sequence[Contender]]

@@ -140,7 +140,7 @@ def anon_defaults() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Jobs that need nothing of each other; they follow from the results of the stages before."""
+    """Jobs that need nothing of each other; they follow from the results so far."""
 
     name: str
     jobs: Callable[["Results"], Sequence[Job]]

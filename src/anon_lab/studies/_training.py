@@ -35,7 +35,7 @@ class Order:
     out: Path
     minutes: float | None = None
     """After which no job is started that would not end in time; None: until all is done."""
-    only: Sequence[str] = ()
+    only: tuple[str, ...] = ()
     """Patterns (* and ?) for "stage | ground | contender", of which a run has one in it; none: all runs."""
 
 
@@ -55,6 +55,7 @@ def train(study: Study, results: Results, order: Order, where: Place, console: C
                     if not trainer.fits(group):
                         return False
                     trainer.train(stage, group)
+                    assert all(map(results.of, group)), "a run is not found under the name of its job"
                     trained += len(group)
                     progress.advance(line, len(group))
             if trained:
@@ -64,13 +65,13 @@ def train(study: Study, results: Results, order: Order, where: Place, console: C
     return True
 
 
-def missing(stage: Stage, results: Results, only: Sequence[str] = ()) -> list[Job]:
+def missing(stage: Stage, results: Results, only: tuple[str, ...] = ()) -> list[Job]:
     """The stage's jobs that have no result, each once; those of which is not yet known what they are, not at all."""
     jobs = {job.key(): job for job in stage.jobs(results) if results.of(job) is None}
     return [job for job in jobs.values() if not only or matches(only, run_name(stage, job))]
 
 
-def matches(only: Sequence[str], name: str) -> bool:
+def matches(only: tuple[str, ...], name: str) -> bool:
     """Whether one of the patterns is in the name."""
     return any(fnmatch(name, f"*{each}*") for each in only)
 

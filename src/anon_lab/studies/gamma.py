@@ -35,8 +35,8 @@ class Site:
 
 def sites(tiny: bool) -> list[Site]:
     """The tasks that a CPU can train, then those that ask for a GPU; around what the study of the guards found."""
-    (digits, zipf, ngram), gpt = _grounds.settled(tiny)
-    resnet = _grounds.confirmed(tiny)[0]
+    digits, zipf, ngram = _grounds.settled(tiny)[0]
+    resnet, _, gpt, *_ = _grounds.confirmed(tiny)
     return [
         Site(digits.ground, 8e-3, 0.16, digits.rates, SEEDS),
         Site(zipf.ground, 2.5e-3, 0.32, zipf.rates, SEEDS),
