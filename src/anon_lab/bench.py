@@ -23,6 +23,7 @@ from anon_optim import Anon, Guard, Storage, _idu, state_bytes
 BASELINE = "AdamW fused"
 RUN = 100_000  # steps of the run whose mean is reported
 MID_INTERVAL = 1025.0  # a step right after a refresh (growth 2), with hundreds of plain steps ahead
+PREPARED = 64  # steps before anything is timed: psi has seen enough gradients, and the clip has found its first ones
 EVERY_STEP = 1 + 1e-9  # a growth that makes every step a refresh
 BF16 = Storage(preconditioner=torch.bfloat16)
 
@@ -35,30 +36,39 @@ class Contender:
     """Bytes a float32 parameter costs in one step: each tensor read once, each changed one written once."""
     mid_interval: bool = False
     """Whether to start right after a refresh, so that no other comes while it is timed."""
+    last_interval: bool = False
+    """Whether no refresh is to come at all, so that s is not needed any more."""
 
 
-def _anon(name: str, moved: int, mid_interval: bool = False, gamma: float = 1.0, **options: Any) -> Contender:
-    return Contender(name, lambda ps: Anon(ps, lr=1e-6, gamma=gamma, **options), moved, mid_interval)
+def _anon(name: str, moved: int, gamma: float = 1.0, **options: Any) -> Contender:
+    """By its name between refreshes: "with s" or "without s"."""
+    return Contender(
+        name,
+        lambda ps: Anon(ps, lr=1e-6, gamma=gamma, **options),
+        moved,
+        mid_interval="with s" in name,
+        last_interval="without s" in name,
+    )
 
 
 def contenders() -> list[Contender]:
-    never = math.inf
     listed = [
         Contender(BASELINE, lambda ps: AdamW(ps, lr=1e-6, fused=True), 28),
         Contender("AdamW foreach", lambda ps: AdamW(ps, lr=1e-6, foreach=True)),
         Contender("AdamW single", lambda ps: AdamW(ps, lr=1e-6, foreach=False)),
         Contender("SGD momentum fused", lambda ps: SGD(ps, lr=1e-6, momentum=0.9, fused=True), 20),
-        _anon("Anon fused, with s", 32, mid_interval=True, fused=True),
-        _anon("Anon fused, without s", 24, fused=True, growth=never),
-        _anon("Anon fused, with s, v bf16", 30, mid_interval=True, fused=True, storage=BF16),
-        _anon("Anon fused, without s, v bf16", 22, fused=True, growth=never, storage=BF16),
-        _anon("Anon fused, no brake, with s", 32, mid_interval=True, fused=True, guard=Guard(brake=False)),
-        _anon("Anon fused, no brake, without s", 24, fused=True, growth=never, guard=Guard(brake=False)),
-        _anon("Anon fused, printed, without s", 24, fused=True, growth=never, guard=None),
-        _anon("Anon fused, gamma 1.5, without s", 24, fused=True, growth=never, gamma=1.5),
+        _anon("Anon fused, with s", 32, fused=True),
+        _anon("Anon fused, without s", 24, fused=True),
+        _anon("Anon fused, with s, v bf16", 30, fused=True, storage=BF16),
+        _anon("Anon fused, without s, v bf16", 22, fused=True, storage=BF16),
+        _anon("Anon fused, no brake, with s", 32, fused=True, guard=Guard(brake=False)),
+        _anon("Anon fused, no brake, without s", 24, fused=True, guard=Guard(brake=False)),
+        _anon("Anon fused, printed, without s", 24, fused=True, guard=None),
+        _anon("Anon fused, gamma 1.5, with s", 32, fused=True, gamma=1.5),
+        _anon("Anon fused, gamma 1.5, without s", 24, fused=True, gamma=1.5),
         _anon("Anon fused, refresh", 56, fused=True, growth=EVERY_STEP),
-        _anon("Anon foreach, with s", 32, mid_interval=True, foreach=True),
-        _anon("Anon single, with s", 32, mid_interval=True, foreach=False),
+        _anon("Anon foreach, with s", 32, foreach=True),
+        _anon("Anon single, with s", 32, foreach=False),
     ]
     return listed + list(_optional())
 
@@ -170,12 +180,16 @@ def copy_bandwidth(device: str, clock: Clock) -> float:
 
 def _prepared(contender: Contender, parameters: list[torch.nn.Parameter], turns: Turns) -> Optimizer:
     optimizer = contender.build(parameters)
-    for _ in range(8):
+    for _ in range(PREPARED if "fused" in contender.name else 8):
         turns()
         optimizer.step()
     if contender.mid_interval:
         for p in parameters:
             optimizer.state[p]["step"].fill_(MID_INTERVAL)
+        optimizer.step()
+    if contender.last_interval:
+        for group in optimizer.param_groups:
+            group["growth"] = math.inf
         optimizer.step()
     return optimizer
 
@@ -235,8 +249,8 @@ def measure_clipping(workload: Workload, device: str, clock: Clock) -> dict[str,
         adamw.step()
 
     ratios = {}
-    for name, options, mid_interval in (("with s", {}, True), ("without s", {"growth": math.inf}, False)):
-        contender = _anon("", 0, mid_interval, fused=True, max_grad_norm=1.0, **options)
+    for name in ("with s", "without s"):
+        contender = _anon(f"Anon fused, {name}", 0, fused=True, max_grad_norm=1.0)
         against, took = clock(clip_and_step, _prepared(contender, parameters, turns).step, before=turns)
         ratios[name] = took / against
     return ratios

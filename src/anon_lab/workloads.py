@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 import torch
 
@@ -62,22 +63,27 @@ class Workload:
 
 
 class Turns:
-    """Gives parameters new gradients, in place, from a few random sets: a gradient that never changed would be as large
-    as its own average, which is where a clip acts on everything."""
+    """Gives parameters new gradients, in place: stretches of random numbers that begin elsewhere every time. A gradient
+    that never changed would be as large as its own average, which is where a clip acts on everything; of a few that
+    came back in turn the average would be at its largest again and again, which is where it acts next."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], sets: int = 4) -> None:
+    SPARE = 1 << 16
+    """Places where a stretch may begin."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.grads = [p.grad for p in parameters if p.grad is not None]
-        generator = torch.Generator(self.grads[0].device).manual_seed(1)
-        self.sets = [[self._draw(grad, generator) for grad in self.grads] for _ in range(sets)]
-        self.turn = 0
-
-    @staticmethod
-    def _draw(grad: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        return (1e-3 * torch.randn(grad.shape, device=grad.device, generator=generator)).to(grad.dtype)
+        first = self.grads[0]
+        generator = torch.Generator(first.device).manual_seed(1)
+        length = max(grad.numel() for grad in self.grads) + self.SPARE
+        self.numbers = (1e-3 * torch.randn(length, device=first.device, generator=generator)).to(first.dtype)
+        self.random = Random(1)
 
     def __call__(self) -> None:
-        self.turn = (self.turn + 1) % len(self.sets)
-        torch._foreach_copy_(self.grads, self.sets[self.turn])
+        torch._foreach_copy_(self.grads, [self._stretch(grad) for grad in self.grads])
+
+    def _stretch(self, grad: torch.Tensor) -> torch.Tensor:
+        begin = self.random.randrange(self.SPARE)
+        return self.numbers[begin : begin + grad.numel()].view(grad.shape)
 
 
 WORKLOADS = {

@@ -17,6 +17,7 @@
 #define BLOCK 2048 /* sums are taken over so many elements */
 #define GRAIN 1024 /* a thread takes at most so many blocks at a time */
 #define LANES 16
+#define FEW 16 /* that a power is taken of at a time */
 #define SERIAL 32768 /* with fewer elements, waking other threads takes longer than the step */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -246,17 +247,16 @@ INLINE float rough_log2(float x) {
     return exponent + f * (1.43901464f + f * (-0.6799438f + f * (0.32559525f - f * 0.08476842f)));
 }
 
-/* Whether some v has to change: one unseen that has a gradient, or one beyond the clip, v |m|^gamma > bound^gamma. */
+/* Whether v may be beyond the clip, v |m|^gamma > bound^gamma. */
+INLINE int32_t beyond(float v, float m, float watch, float gamma) {
+    return rough_log2(v) + gamma * rough_log2(size_of(m)) > watch;
+}
+
+/* Whether some v has to change, at gamma = 1: one unseen that has a gradient, or one beyond the clip. */
 INLINE int32_t look(int n, const float *restrict g, const float *restrict m, const float *restrict v, float factor,
-                    const Turn *turn) {
+                    float watch) {
     int32_t found = 0;
-    float watch = turn->watch, gamma = turn->gamma;
-    if (turn->gamma == 1)
-        for (int i = 0; i < n; i++) found |= (v[i] * size_of(m[i]) > watch) | ((v[i] == 0) & (g[i] * factor != 0));
-    else
-        for (int i = 0; i < n; i++)
-            found |= (rough_log2(v[i]) + gamma * rough_log2(size_of(m[i])) > watch) |
-                     ((v[i] == 0) & (g[i] * factor != 0));
+    for (int i = 0; i < n; i++) found |= (v[i] * size_of(m[i]) > watch) | ((v[i] == 0) & (g[i] * factor != 0));
     return found;
 }
 
@@ -278,10 +278,18 @@ INLINE int32_t clip(int n, const float *restrict m, float *restrict v, float bou
     return changed;
 }
 
-/* Returns whether some v has changed. */
+/* Returns whether some v has changed. A power is taken only of the few lanes among which one may. */
 static int clip_all(int n, const float *m, float *v, const Turn *turn) {
     if (turn->bound == INFINITY) return 0;
-    return turn->gamma == 1 ? clip(n, m, v, turn->bound, 1) : clip(n, m, v, turn->bound, turn->gamma);
+    if (turn->gamma == 1) return clip(n, m, v, turn->bound, 1);
+    int32_t changed = 0;
+    for (int i = 0; i < n; i += FEW) {
+        if (n - i < FEW) return changed | clip(n - i, m + i, v + i, turn->bound, turn->gamma);
+        int32_t found = 0;
+        for (int j = i; j < i + FEW; j++) found |= beyond(v[j], m[j], turn->watch, turn->gamma);
+        if (found) changed |= clip(FEW, m + i, v + i, turn->bound, turn->gamma);
+    }
+    return changed;
 }
 
 /* Touch and clip; returns whether some v has changed. */
@@ -355,7 +363,7 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
                  Power *power) {
     moments(n, p, g, m, s, x, turn->accumulate);
-    int changed = look(n, g, m, v, x->factor, turn) && guard(n, p, g, m, v, x, turn);
+    int changed = (turn->gamma != 1 || look(n, g, m, v, x->factor, turn->watch)) && guard(n, p, g, m, v, x, turn);
     if (x->brake && (x->coupled || x->belief))
         add_samples(n, p, g, m, v, x, turn->most, power);
     else if (x->brake)
