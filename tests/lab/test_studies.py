@@ -546,6 +546,16 @@ def test_a_run_tells_what_data_it_saw(tmp_path: Path) -> None:
     assert seen[0] != seen[1]
 
 
+def test_a_contender_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    results = Results(tmp_path / "runs.jsonl")
+    jobs = [Job("AdamW", GROUND, "AdamW", {"lr": lr}) for lr in (0.1, 0.2)]
+    results.add(record(jobs[0], 90.0) | {"data": "a part"})
+    study = Study("", "", [Stage("train", lambda results: jobs)])
+    with pytest.raises(ValueError, match="AdamW on 'small' was trained on other data before"):
+        _training.train(study, results, _training.Order(tmp_path), Place(CPU), Console(quiet=True))
+    assert len(results.records) == 1
+
+
 def test_settings_in_words() -> None:
     guard = {"clip": 3.0, "touch": True}
     rising = {"start": 1.25, "end": 2.0, "by": 1000}

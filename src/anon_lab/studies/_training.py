@@ -132,6 +132,7 @@ class _Trainer:
     def train(self, stage: Stage, group: Sequence[Job]) -> None:
         """Train a group and append its lines."""
         task, data = self._task(group[0])
+        self._check_data(group, data)
         if self.device.type == "cuda":
             if group[0].ground.together == 1:
                 self._rehearse(group[0], task)
@@ -171,6 +172,20 @@ class _Trainer:
             task = tasks.load(job.ground.task, None, not job.report, **job.ground.options)
             self._tasks[key] = task, tasks.fingerprint(task, self.device)
         return self._tasks[key]
+
+    def _check_data(self, group: Sequence[Job], data: str) -> None:
+        """Refuse to go on with a contender on other data than before: its own runs are compared with each other."""
+        for label, ground, split in {(job.label, job.ground.name, job.split) for job in group}:
+            begun = [
+                each.get("data", data)
+                for each in self.results.records.values()
+                if (each["label"], each["ground"], each["split"]) == (label, ground, split)
+            ]
+            if set(begun) - {data}:
+                raise ValueError(
+                    f"{label} on {ground!r} was trained on other data before: give the same, or take its lines "
+                    f"out of {self.results.path}"
+                )
 
     def _record(
         self, stage: Stage, job: Job, result: dict[str, Any], curve: list[Any], share: float, together: int
