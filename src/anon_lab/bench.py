@@ -281,7 +281,7 @@ def long_run(workload: Workload, device: str, rows: list[Row], measured_steps: i
         "paper's equation": parts["with s"] + (parts["refresh"] - parts["with s"]) * math.log2(RUN) / RUN,
     }
     if measured_steps:
-        optimizer = Anon(workload.parameters(device), lr=1e-6, gamma=1.1, fused=True)
+        optimizer = Anon(workload.parameters(device), lr=1e-6, gamma=1.0, fused=True)
         optimizer.step()
         if clock.cuda:
             torch.cuda.synchronize()

@@ -17,7 +17,6 @@
 #define BLOCK 2048 /* sums are taken over so many elements */
 #define GRAIN 1024 /* a thread takes at most so many blocks at a time */
 #define LANES 16
-#define FEW 16 /* that a power is taken of at a time */
 #define SERIAL 32768 /* with fewer elements, waking other threads takes longer than the step */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -278,16 +277,16 @@ INLINE int32_t clip(int n, const float *restrict m, float *restrict v, float bou
     return changed;
 }
 
-/* Returns whether some v has changed. A power is taken only of the few lanes among which one may. */
+/* Returns whether some v has changed. Powers are taken only of lanes among which one may be beyond it. */
 static int clip_all(int n, const float *m, float *v, const Turn *turn) {
     if (turn->bound == INFINITY) return 0;
     if (turn->gamma == 1) return clip(n, m, v, turn->bound, 1);
     int32_t changed = 0;
-    for (int i = 0; i < n; i += FEW) {
-        if (n - i < FEW) return changed | clip(n - i, m + i, v + i, turn->bound, turn->gamma);
+    for (int i = 0; i < n; i += LANES) {
+        if (n - i < LANES) return changed | clip(n - i, m + i, v + i, turn->bound, turn->gamma);
         int32_t found = 0;
-        for (int j = i; j < i + FEW; j++) found |= beyond(v[j], m[j], turn->watch, turn->gamma);
-        if (found) changed |= clip(FEW, m + i, v + i, turn->bound, turn->gamma);
+        for (int j = i; j < i + LANES; j++) found |= beyond(v[j], m[j], turn->watch, turn->gamma);
+        if (found) changed |= clip(LANES, m + i, v + i, turn->bound, turn->gamma);
     }
     return changed;
 }

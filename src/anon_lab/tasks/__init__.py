@@ -149,7 +149,7 @@ def load(name: str, data: Path | None = None, hold_out: bool = False, **options:
 
 
 def fingerprint(task: Task, device: torch.device) -> str:
-    """Of the training data, the same on every device: two tasks that differ in it would train on other batches."""
+    """Of how many training examples there are and of the first batches of one seed; the same on every device."""
     digest = hashlib.sha256(f"{task.name} {task.examples()}".encode())
     size = min(16, task.examples())
     for batch in islice(task.stream(size, 0, 0, device), 4):
