@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from anon_lab import optimizers
 from anon_lab.schedule import lr_share
@@ -53,7 +53,7 @@ class Run:
         self.optimizer = self._make_optimizer()
         self._peaks = [float(group["lr"]) for group in self.optimizer.param_groups]
         ema = settings.recipe.ema
-        self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(ema)) if ema is not None else None
+        self.average = MovingAverage(self.net, ema) if ema is not None else None
         self._forward = self._wrapped()
         self._stream: Iterator[Batch] | None = None
         self._units = 0
@@ -232,6 +232,26 @@ class Run:
         self._loss_sum.copy_(state["loss_sum"])
         self._losses, self._units = state["counts"]
         self._stream = None
+
+
+class MovingAverage(AveragedModel):
+    """torch's exponential average of weights; but torch's own update waits for the device at every step."""
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        super().__init__(net)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        ours: list[Tensor] = list(self.module.parameters())
+        theirs: list[Tensor] = list(model.parameters())
+        if self.n_averaged == 0:  # a number on the host
+            torch._foreach_copy_(ours, theirs)
+        else:
+            torch._foreach_lerp_(ours, theirs, 1 - self.decay)
+        for mine, its in zip(self.module.buffers(), model.buffers(), strict=True):
+            mine.copy_(its)
+        self.n_averaged += 1
 
 
 class _LossAsModule(nn.Module):

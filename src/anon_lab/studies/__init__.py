@@ -18,7 +18,7 @@ from anon_lab.studies._results import Results
 from anon_lab.studies._spec import Study
 from anon_lab.studies._training import Order, matches, missing, run_name, seconds_a_step, train
 
-__all__ = ["NAMES", "Order", "folder", "load", "plan", "report", "run"]
+__all__ = ["NAMES", "Order", "load", "plan", "report", "run", "trained"]
 
 NAMES: Mapping[str, str] = {
     "guards": "which of Anon's guards and refresh times are safe and good",
@@ -43,10 +43,15 @@ def folder(name: str, out: Path, tiny: bool) -> Path:
     return out / (f"{name}-tiny" if tiny else name)
 
 
+def trained(name: str, study: Study, out: Path, tiny: bool = False) -> Results:
+    """What has been trained so far, by this study and by those that it builds on."""
+    return Results(*(folder(each, out, tiny) / "runs.jsonl" for each in (name, *study.builds_on)))
+
+
 def run(name: str, order: Order, where: Place, console: Console, tiny: bool = False) -> list[Path]:
     """Train what is missing, say what is left, and write the report."""
     study = load(name, tiny)
-    results = Results(folder(name, order.out, tiny) / "runs.jsonl")
+    results = trained(name, study, order.out, tiny)
     _check_only(order.only, study, results)
     study.check()
     train(study, results, order, where, console)
@@ -56,15 +61,16 @@ def run(name: str, order: Order, where: Place, console: Console, tiny: bool = Fa
 
 def report(name: str, out: Path, console: Console, tiny: bool = False) -> list[Path]:
     """Write README.md, NAME.json and the pictures from the results so far; print the tables."""
-    place = folder(name, out, tiny)
-    study, results = load(name, tiny), Results(place / "runs.jsonl")
+    place, study = folder(name, out, tiny), load(name, tiny)
+    results = trained(name, study, out, tiny)
     command = f"anon study {name}{' --tiny' if tiny else ''}"
     return _report.save(name, study, results, command, place, console)
 
 
 def plan(name: str, out: Path, tiny: bool = False, only: tuple[str, ...] = ()) -> Table:
     """Every stage with what is done and left, as far as it is known before the stages before it are done."""
-    study, results = load(name, tiny), Results(folder(name, out, tiny) / "runs.jsonl")
+    study = load(name, tiny)
+    results = trained(name, study, out, tiny)
     _check_only(only, study, results)
     shown = Table(title=f"study {name}: {study.asks}", caption="? depends on what the stages before it find")
     for column in ("stage", "done", "left", "H200 minutes, about"):

@@ -112,7 +112,9 @@ def confirmed(tiny: bool) -> list[Grounds]:
         vits = {"model": "vit"}
         small_vit = Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, vits, together=16)
         unets = {"model": "small"}
-        unet = Ground("diffusion small", "diffusion", noise, HYBRID, 0.02, unets, together=8, evaluations=1)
+        unet = Ground(
+            "diffusion small", "diffusion", noise, HYBRID, 0.01, unets, together=8, compile=True, evaluations=1
+        )
         small = replace(small_gpt("gpt 1m, untied", tied=False), checks=2)
     return [
         Grounds(resnet20, RESNET, (-0.1, 0.0, 1.0), BASELINES),
@@ -131,7 +133,7 @@ def _gpt(name: str, tied: bool, tiny: bool) -> Ground:
         return Ground(name, "ngram", recipe, LOSS, 0.0125, width, evaluations=1, checks=2)
     recipe = gpt.PRESETS["20m"].recipe.changed(steps=500, batch_size=32)
     options = {"model": "20m", "tied": tied}
-    return Ground(name, "gpt", recipe, LOSS, 0.0125, options, together=4, evaluations=2, checks=3)
+    return Ground(name, "gpt", recipe, LOSS, 9e-3, options, together=4, compile=True, evaluations=2, checks=3)
 
 
 def small_gpt(name: str, **options: Any) -> Ground:

@@ -18,10 +18,15 @@ MOST_CHECKED = 6
 
 
 class Results:
-    """The file runs.jsonl: whole lines only, whatever moment a process is killed at."""
+    """The file runs.jsonl: whole lines only, whatever moment a process is killed at.
 
-    def __init__(self, path: Path) -> None:
+    **Arguments:**
+    - `others`: files of other studies, whose runs need not be trained again, and do not count as this one's.
+    """
+
+    def __init__(self, path: Path, *others: Path) -> None:
         self.path = path
+        self._borrowed = {key: each for other in others for key, each in Results(other).records.items()}
         self.records: dict[str, Record] = {}
         self._known: dict[str, Any] = {}
         if not path.exists():
@@ -56,7 +61,8 @@ class Results:
         return self._known[name]
 
     def of(self, job: Job) -> Record | None:
-        return self.records.get(job.key())
+        key = job.key()
+        return self.records.get(key) or self._borrowed.get(key)
 
     def minutes(self) -> dict[str, float]:
         """Of each device, over all jobs; runs that trained together share theirs."""

@@ -170,5 +170,7 @@ class Study:
     sweeps_gamma: bool = False
     """Whether its question is what gamma changes: then results are drawn over gamma instead of over steps, and have no
     part in the overview, which shows Anon as it was tuned."""
+    builds_on: tuple[str, ...] = ()
+    """Other studies: what they have trained is not trained again."""
     check: Callable[[], object] = lambda: None
     """Raises before any training what would otherwise be raised after it."""

@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from anon_lab.files import write_bytes, write_text
-from anon_lab.studies import NAMES, folder, load
+from anon_lab.studies import NAMES, folder, load, trained
 from anon_lab.studies._plots import style
 from anon_lab.studies._report import Line, against, as_markdown, lines, reported
-from anon_lab.studies._results import Results
 from anon_lab.studies._spec import Section
 from anon_lab.tables._words import as_rich
 
@@ -33,15 +32,14 @@ def collected(results: Path) -> tuple[dict[str, Sequence[Line]], list[Section]]:
     panels: dict[str, Sequence[Line]] = {}
     sections: list[Section] = []
     for name in NAMES:
-        runs = folder(name, results, tiny=False) / "runs.jsonl"
-        if not runs.exists():
+        if not (folder(name, results, tiny=False) / "runs.jsonl").exists():
             continue
         study = load(name)
         if study.sweeps_gamma:
             continue
         found = {
             ground if name == "guards" else f"{name}, {ground}": contenders
-            for ground, contenders in lines(study, Results(runs)).items()
+            for ground, contenders in lines(study, trained(name, study, results)).items()
             if _references(contenders) and _ours(contenders)
         }
         panels |= found
