@@ -1,4 +1,4 @@
-"""Whether numbers from a few seeds differ: mean and interval, Welch's test, and the verdict in a word."""
+"""Whether numbers from a few seeds differ: mean and interval, Welch's test, the verdict in a word, and over tasks."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,9 @@ from statistics import mean, stdev
 from scipy import stats
 
 from anon_lab.tasks import Metric
+
+SUREST = 7.0
+"""Standard deviations, p = 3e-12: no single task is surer than this where several are added up."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -32,4 +35,16 @@ def verdict(ours: Sequence[float], other: Sequence[float], metric: Metric) -> st
     p = p_value(ours, other)
     if p is None or p >= 0.05:
         return "tie"
-    return "better" if (mean(ours) > mean(other)) == metric.higher_is_better else "worse"
+    return "better" if is_better(ours, other, metric) else "worse"
+
+
+def is_better(ours: Sequence[float], other: Sequence[float], metric: Metric) -> bool:
+    """Whether the mean is, whatever the spread."""
+    return (mean(ours) > mean(other)) == metric.higher_is_better
+
+
+def combined(tests: Sequence[tuple[float, bool]]) -> float:
+    """Two-sided p of Stouffer's test, which adds up what several tasks say: of each, Welch's p and whether ours are the
+    better ones. Small effects of one direction add up, those of opposite directions cancel."""
+    z = sum((1 if better else -1) * min(float(stats.norm.isf(p / 2)), SUREST) for p, better in tests)
+    return 2 * float(stats.norm.sf(abs(z) / math.sqrt(len(tests))))

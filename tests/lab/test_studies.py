@@ -675,6 +675,22 @@ def test_a_killed_process_loses_the_running_job_alone(tmp_path: Path) -> None:
     assert all(results.records[name] == each for name, each in before.items())
 
 
+def test_what_another_study_trained_is_not_trained_again(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "guards" / "runs.jsonl", tmp_path / "made" / "runs.jsonl"
+    study = replace(made_study(contender("AdamW")), builds_on=("guards",))
+    results_of(theirs.parent, {"AdamW": [70, 80, 75]})
+    before = theirs.read_bytes()
+    results = studies.trained("made", study, tmp_path)
+    assert not results.records
+    assert not results.minutes()
+    assert tuned(contender("AdamW"), GROUND, results) == {"lr": 0.2}
+    assert [len(_training.missing(stage, results)) for stage in study.stages] == [0, 0, 3]
+    _training.train(study, results, _training.Order(tmp_path), Place(CPU), Console(quiet=True))
+    assert theirs.read_bytes() == before
+    assert {json.loads(line)["split"] for line in ours.read_text().splitlines()} == {"test"}
+    assert len(results.records) == 3
+
+
 @pytest.mark.parametrize("together", [1, 16])
 def test_time_is_compared_where_runs_train_alone_by_design(together: int, tmp_path: Path) -> None:
     """On a CPU all train alone, beside whatever else the machine does."""
@@ -729,6 +745,32 @@ def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.Mo
     assert picture.startswith(b"<?xml")
     overview.save(out, Console(quiet=True))
     assert (out / "overview.svg").read_bytes() == picture
+
+
+def test_small_differences_add_up_over_tasks(tmp_path: Path) -> None:
+    """On three tasks gamma 1 is ahead by what seeds differ, on one there is one seed; gamma 0 is on one task alone."""
+    ahead, behind = [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]
+
+    def line(label: str, ground: Ground, values: list[float]) -> _report.Line:
+        job = Job(label, ground, label.split()[0], {"lr": 0.1}, report=True)
+        return _report.Line(label, ground, contender(label).fixed, [record(job, each) for each in values])
+
+    grounds = [replace(GROUND, name=f"task {number}", metric=LOSS) for number in range(4)]
+    panels = {
+        ground.name: [line("AdamW", ground, behind), line("Anon γ 1", ground, ahead if number else ahead[:1])]
+        for number, ground in enumerate(grounds)
+    }
+    panels["task 1"].append(line("Anon γ 0", grounds[1], behind))
+    (found,) = overview.across(panels)
+    assert (found.reference, found.gamma, found.ahead, len(found.tests)) == ("AdamW", 1.0, 3, 3)
+    assert found.verdicts == {"tie": 3}
+    (single, better) = found.tests[0]
+    assert better
+    assert single == pytest.approx(0.2879, rel=1e-3)  # t = 1.2247 with 4 degrees of freedom
+    assert float(found.p) == pytest.approx(0.066, rel=0.05)  # z = 1.0627 and sqrt 3 times it
+    assert overview.summed_up([found]) == f"Over all tasks γ 1 is ahead of AdamW on 3 of 3 (p = {found.p})"
+    assert overview.as_section([found]).lines[1] == ["Anon γ 1", "AdamW", "3", "3", "0 / 3 / 0", found.p]
+    assert overview.summed_up([]) == ""
 
 
 @pytest.mark.parametrize("line", ["no JSON", "{}", "3"])

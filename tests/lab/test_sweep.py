@@ -347,6 +347,19 @@ class TestStatistics:
             shift = 18 - factor * math.sqrt(50.5)
             assert significance.verdict(wild, [value + shift for value in calm], ACCURACY) == said
 
+    def test_tasks_add_up_by_hand(self):
+        """A two-sided p of 0.0455 is a z of 2, one of 0.3173 of 1: two of 1 make 2/sqrt 2, 2 and -1 make 1/sqrt 2."""
+        assert significance.combined([(0.0455, True)]) == pytest.approx(0.0455)
+        assert significance.combined([(0.0455, False)]) == pytest.approx(0.0455)
+        assert significance.combined([(0.3173, True)] * 2) == pytest.approx(0.1573, rel=1e-3)
+        assert significance.combined([(0.3173, False)] * 4) == pytest.approx(0.0455, rel=1e-2)
+        assert significance.combined([(0.0455, True), (0.3173, False)]) == pytest.approx(0.4795, rel=1e-3)
+        assert significance.combined([(0.2, True), (0.2, False)]) == pytest.approx(1.0)
+
+    def test_one_sure_task_leaves_the_others_a_say(self):
+        assert significance.combined([(0.0, True), (0.0, False)]) == pytest.approx(1.0)
+        assert 0 < significance.combined([(0.0, True), (0.3, True)]) < 1e-6
+
     def test_without_spread_any_difference_counts(self):
         assert significance.verdict([1.0, 1.0], [2.0, 2.0], ACCURACY) == "worse"
         assert significance.verdict([1.0, 1.0], [1.0, 1.0], ACCURACY) == "tie"

@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.text import Text
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typer.testing import CliRunner
 
 from anon_lab import launch, optimizers, steps, tasks
 from anon_lab.cli import app
-from anon_lab.run import Run
+from anon_lab.run import MovingAverage, Run
 from anon_lab.run_folder import RunFolder
 from anon_lab.schedule import lr_share
 from anon_lab.settings import Settings
@@ -302,6 +303,21 @@ def test_no_decay_is_no_decay():
     settings = Settings("digits", "AdamW", 1e-2, recipe)
     for each in (settings, replace(settings, recipe=RECIPE, hyper={"weight_decay": 0})):
         assert [group["weight_decay"] for group in Run(each, task, CPU).optimizer.param_groups] == [0]
+
+
+def test_averaged_weights_are_torchs_to_the_bit():
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    ours, torchs = MovingAverage(net, 0.9), AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for seed in range(4):
+        net(torch.randn(8, 5, generator=torch.Generator().manual_seed(seed)))  # moves BatchNorm's buffers
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+        ours.update_parameters(net)
+        torchs.update_parameters(net)
+    assert ours.state_dict().keys() == torchs.state_dict().keys()
+    for name, value in torchs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value), name
 
 
 def test_lost_run_ends_and_says_so(tmp_path):
