@@ -40,11 +40,16 @@ def verdict(ours: Sequence[float], other: Sequence[float], metric: Metric) -> st
 
 def is_better(ours: Sequence[float], other: Sequence[float], metric: Metric) -> bool:
     """Whether the mean is, whatever the spread."""
-    return (mean(ours) > mean(other)) == metric.higher_is_better
+    difference = mean(ours) - mean(other)
+    return difference > 0 if metric.higher_is_better else difference < 0
 
 
-def combined(tests: Sequence[tuple[float, bool]]) -> float:
-    """Two-sided p of Stouffer's test, which adds up what several tasks say: of each, Welch's p and whether ours are the
-    better ones. Small effects of one direction add up, those of opposite directions cancel."""
+def combined(tests: Sequence[tuple[float, bool]]) -> tuple[float, bool]:
+    """Stouffer's test, which adds up what several tasks say: its two-sided p, and whether ours are better in sum. Small
+    effects of one direction add up, those of opposite directions cancel.
+
+    **Arguments:**
+    - `tests`: of each task Welch's two-sided p, and whether ours are the better ones.
+    """
     z = sum((1 if better else -1) * min(float(stats.norm.isf(p / 2)), SUREST) for p, better in tests)
-    return 2 * float(stats.norm.sf(abs(z) / math.sqrt(len(tests))))
+    return 2 * float(stats.norm.sf(abs(z) / math.sqrt(len(tests)))), z > 0

@@ -25,6 +25,7 @@ from anon_lab.cli import app
 from anon_lab.launch import Place
 from anon_lab.models import inception
 from anon_lab.studies import (
+    _across,
     _candidates,
     _grounds,
     _plots,
@@ -184,7 +185,7 @@ def test_every_contender_has_equally_many_trials() -> None:
 
 def test_wrong_names_and_places(tmp_path: Path) -> None:
     for arguments, sentence in (
-        (["nonsense"], "there is no study 'nonsense'; there are guards, gamma, gpt2, cifar10, diffusion"),
+        (["nonsense"], "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, diffusion"),
         (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
         (["diffusion", "--tiny"], "FID needs the weights"),
         (["gpt2", "--tiny", "--only", "zzz"], "--only must be part of a stage's or run's name, but is 'zzz'"),
@@ -689,6 +690,45 @@ def test_what_another_study_trained_is_not_trained_again(tmp_path: Path) -> None
     assert theirs.read_bytes() == before
     assert {json.loads(line)["split"] for line in ours.read_text().splitlines()} == {"test"}
     assert len(results.records) == 3
+    assert _report.borrowed_in_words(study, results) == "3 more are those of `guards`. "
+
+
+def test_another_studys_file_is_read_and_not_repaired(tmp_path: Path) -> None:
+    """It may be writing at this moment."""
+    theirs = tmp_path / "guards" / "runs.jsonl"
+    results_of(theirs.parent, {"AdamW": [70, 80, 75]})
+    half = theirs.read_bytes() + b'{"stage": '
+    theirs.write_bytes(half)
+    assert len(Results(tmp_path / "made.jsonl", theirs).borrowed) == 3
+    assert theirs.read_bytes() == half
+    assert len(Results(theirs).records) == 3
+    assert theirs.read_bytes() != half
+
+
+def test_a_contender_begun_by_another_study_is_not_continued_on_other_data(tmp_path: Path) -> None:
+    theirs = tmp_path / "guards" / "runs.jsonl"
+    first = trials(contender("AdamW"), GROUND, Results(theirs), 0)[0]
+    Results(theirs).add(record(first, 70) | {"data": "another cut"})
+    study = replace(made_study(contender("AdamW")), builds_on=("guards",))
+    results = studies.trained("made", study, tmp_path)
+    with pytest.raises(ValueError, match="was trained on other data before"):
+        _training.train(study, results, _training.Order(tmp_path), Place(CPU), Console(quiet=True))
+    assert not results.records
+
+
+@pytest.mark.parametrize("tiny", [True, False])
+def test_cifar10_searches_what_guards_has_searched(tiny: bool, tmp_path: Path) -> None:
+    """All but gamma 0.5: else it would be trained a second time."""
+    nothing = Results(tmp_path / "runs.jsonl")
+    candidate = next(each for each in _candidates.CANDIDATES if each.name == "brake, clip 0.5")
+    resnet = _grounds.confirmed(tiny)[0]
+    theirs = [*guards.baselines(resnet.rates), *(guards.anon(candidate, each, resnet.rates) for each in resnet.gammas)]
+    searched = {job.key() for each in theirs for job in trials(each, resnet.ground, nothing, 0)}
+    study = studies.load("cifar10", tiny)
+    assert study.builds_on == ("guards",)
+    left = [job for job in study.stages[0].jobs(nothing) if job.key() not in searched]
+    assert {job.label for job in left} == {"Anon γ 0.5"}
+    assert len(left) == 5
 
 
 @pytest.mark.parametrize("together", [1, 16])
@@ -734,9 +774,11 @@ def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| Anon γ 1 | 81.00 ± 1.0 | 3 | better |" in text
     assert "| Anon γ 2 | diverged | 3 | worse |" in text
     assert "## gpt2, text: fresh seeds" in text
+    assert "## Over all tasks" in text
+    assert "| Anon γ 1 | AdamW | 2 | 1 | 1 / 1 / 0 | better, p = " in text
     assert "loss nats per token" in text
     panels, _ = overview.collected(out)
-    axes = overview.draw(panels).axes
+    axes = overview.draw(panels, "a finding").axes
     labels = [[label.get_text() for label in axis.get_yticklabels()] for axis in axes[:2]]
     assert labels == [["AdamW", "Anon γ 0", "Anon γ 1", "Anon γ 2"], ["AdamW", "Anon γ 1", "Anon γ 1.1"]]
     assert [axis.get_visible() for axis in axes] == [True, True, False, False]
@@ -747,30 +789,66 @@ def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.Mo
     assert (out / "overview.svg").read_bytes() == picture
 
 
-def test_small_differences_add_up_over_tasks(tmp_path: Path) -> None:
-    """On three tasks gamma 1 is ahead by what seeds differ, on one there is one seed; gamma 0 is on one task alone."""
-    ahead, behind = [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]
+def made_line(label: str, ground: Ground, values: list[Any]) -> _report.Line:
+    job = Job(label, ground, label.split()[0], {"lr": 0.1}, report=True)
+    return _report.Line(label, ground, contender(label).fixed, [record(job, each) for each in values])
 
-    def line(label: str, ground: Ground, values: list[float]) -> _report.Line:
-        job = Job(label, ground, label.split()[0], {"lr": 0.1}, report=True)
-        return _report.Line(label, ground, contender(label).fixed, [record(job, each) for each in values])
 
-    grounds = [replace(GROUND, name=f"task {number}", metric=LOSS) for number in range(4)]
-    panels = {
-        ground.name: [line("AdamW", ground, behind), line("Anon γ 1", ground, ahead if number else ahead[:1])]
-        for number, ground in enumerate(grounds)
-    }
-    panels["task 1"].append(line("Anon γ 0", grounds[1], behind))
-    (found,) = overview.across(panels)
-    assert (found.reference, found.gamma, found.ahead, len(found.tests)) == ("AdamW", 1.0, 3, 3)
-    assert found.verdicts == {"tie": 3}
-    (single, better) = found.tests[0]
+def test_small_differences_add_up_over_tasks() -> None:
+    """Each task is a tie with t = 1.2247 and 4 degrees of freedom: p = 0.288, z = 1.063."""
+    low, high = [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]
+    loss, accuracy = replace(GROUND, metric=LOSS), replace(GROUND, metric=ACCURACY)
+    three = [
+        ("a", [made_line("AdamW", loss, high), made_line("Anon γ 1", loss, low), made_line("Anon γ 0", loss, low)]),
+        ("b", [made_line("AdamW", accuracy, low), made_line("Anon γ 1", accuracy, high)]),
+        ("c", [made_line("AdamW", loss, high), made_line("Anon γ 1", loss, low)]),
+    ]
+    others = [
+        ("one seed", [made_line("AdamW", loss, high), made_line("Anon γ 1", loss, low[:1])]),
+        ("a", [made_line("AdamW", loss, low), made_line("Anon γ 1", loss, high)]),  # of a later study
+    ]
+    (found,) = _across.across([*three, *others], ("AdamW", "SGDM"))  # gamma 0 is on one task alone
+    p, better = found.summed()
     assert better
-    assert single == pytest.approx(0.2879, rel=1e-3)  # t = 1.2247 with 4 degrees of freedom
-    assert float(found.p) == pytest.approx(0.066, rel=0.05)  # z = 1.0627 and sqrt 3 times it
-    assert overview.summed_up([found]) == f"Over all tasks γ 1 is ahead of AdamW on 3 of 3 (p = {found.p})"
-    assert overview.as_section([found]).lines[1] == ["Anon γ 1", "AdamW", "3", "3", "0 / 3 / 0", found.p]
-    assert overview.summed_up([]) == ""
+    assert p == pytest.approx(0.0656, rel=1e-2)  # z = 1.063 sqrt 3
+    assert found.sentence() == f"γ 1 is ahead of AdamW on 3 of 3 tasks (p = {p:.2g})"
+    assert found.row() == ["Anon γ 1", "AdamW", "3", "3", "0 / 3 / 0", f"level, p = {p:.2g}"]
+    assert _across.section([found]).lines[1:] == [found.row()]
+
+    against_it = ("d", [made_line("AdamW", accuracy, high), made_line("Anon γ 1", accuracy, low)])
+    (weaker,) = _across.across([*three, against_it], ("AdamW", "SGDM"))
+    assert (weaker.ahead, len(weaker.tests)) == (3, 4)
+    assert weaker.summed() == (pytest.approx(0.288, rel=1e-2), True)  # z = 2 / sqrt 4 times 1.063
+
+
+def test_divergence_counts_over_tasks_too() -> None:
+    loss = replace(GROUND, metric=LOSS)
+    fine, lost = [1.0, 2.0, 3.0], [None, None, None]
+    grounds = [
+        ("a", [made_line("SGDM", loss, fine), made_line("Anon γ 0", loss, lost)]),
+        ("b", [made_line("SGDM", loss, fine), made_line("Anon γ 0", loss, fine)]),
+        ("c", [made_line("SGDM", loss, lost), made_line("Anon γ 0", loss, lost)]),
+    ]
+    (found,) = _across.across(grounds, ("AdamW", "SGDM"))
+    assert [test.verdict for test in found.tests] == ["worse", "tie"]
+    assert found.summed()[0] < 1e-5
+    assert found.sentence().startswith("γ 0 is behind SGDM on 2 of 2 tasks")
+    assert found.row()[-1].startswith("worse, p = ")
+
+
+def test_each_gamma_is_summed_up_against_its_kin() -> None:
+    """SGDM near 0, AdamW from above 0.5 on; only gammas that the panels show."""
+    made = [
+        _across.Across(gamma, name, [_across.Test(0.5, True, "tie")] * 2)
+        for gamma in (0.0, 0.8, 1.0)
+        for name in ("AdamW", "SGDM")
+    ]
+    panels = {"a": [made_line("Anon γ 0", GROUND, [1.0]), made_line("Anon γ 1", GROUND, [1.0])]}
+    said = overview.summed_up(made, panels)
+    assert said.count(";") == 1
+    assert "γ 0 is ahead of SGDM on 2 of 2" in said
+    assert "γ 1 is ahead of AdamW on 2 of 2" in said
+    assert overview.summed_up([], panels) == ""
 
 
 @pytest.mark.parametrize("line", ["no JSON", "{}", "3"])

@@ -349,16 +349,24 @@ class TestStatistics:
 
     def test_tasks_add_up_by_hand(self):
         """A two-sided p of 0.0455 is a z of 2, one of 0.3173 of 1: two of 1 make 2/sqrt 2, 2 and -1 make 1/sqrt 2."""
-        assert significance.combined([(0.0455, True)]) == pytest.approx(0.0455)
-        assert significance.combined([(0.0455, False)]) == pytest.approx(0.0455)
-        assert significance.combined([(0.3173, True)] * 2) == pytest.approx(0.1573, rel=1e-3)
-        assert significance.combined([(0.3173, False)] * 4) == pytest.approx(0.0455, rel=1e-2)
-        assert significance.combined([(0.0455, True), (0.3173, False)]) == pytest.approx(0.4795, rel=1e-3)
-        assert significance.combined([(0.2, True), (0.2, False)]) == pytest.approx(1.0)
+        for tests, p, better in (
+            ([(0.0455, True)], 0.0455, True),
+            ([(0.0455, False)], 0.0455, False),
+            ([(0.3173, True)] * 2, 0.1573, True),
+            ([(0.3173, False)] * 4, 0.0455, False),
+            ([(0.0455, True), (0.3173, False)], 0.4795, True),
+        ):
+            assert significance.combined(tests) == (pytest.approx(p, rel=1e-3), better)
+        assert significance.combined([(0.2, True), (0.2, False)])[0] == pytest.approx(1.0)
 
     def test_one_sure_task_leaves_the_others_a_say(self):
-        assert significance.combined([(0.0, True), (0.0, False)]) == pytest.approx(1.0)
-        assert 0 < significance.combined([(0.0, True), (0.3, True)]) < 1e-6
+        assert significance.combined([(0.0, True), (0.0, False)])[0] == pytest.approx(1.0)
+        assert 0 < significance.combined([(0.0, True), (0.3, True)])[0] < 1e-6
+        assert significance.combined([(0.0, False), *[(1e-3, True)] * 3])[1]
+
+    def test_equal_means_are_not_better(self):
+        for metric in (ACCURACY, replace(ACCURACY, higher_is_better=False)):
+            assert not significance.is_better([1.0, 2.0], [2.0, 1.0], metric)
 
     def test_without_spread_any_difference_counts(self):
         assert significance.verdict([1.0, 1.0], [2.0, 2.0], ACCURACY) == "worse"

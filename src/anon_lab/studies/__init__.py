@@ -18,11 +18,12 @@ from anon_lab.studies._results import Results
 from anon_lab.studies._spec import Study
 from anon_lab.studies._training import Order, matches, missing, run_name, seconds_a_step, train
 
-__all__ = ["NAMES", "Order", "load", "plan", "report", "run", "trained"]
+__all__ = ["NAMES", "Order", "folder", "load", "plan", "report", "run", "trained"]
 
 NAMES: Mapping[str, str] = {
     "guards": "which of Anon's guards and refresh times are safe and good",
     "gamma": "what gamma changes on each task, from -1 to 2, and which learning rate it wants",
+    "length": "GPTs trained four and sixteen times as long: does what gamma gains last",
     "gpt2": "GPT-2 small: loss against steps and against time",
     "cifar10": "ResNet-20 on CIFAR-10: gamma against SGDM and AdamW; beta3 and refresh times",
     "diffusion": "a small diffusion model of CIFAR-10: FID",

@@ -186,6 +186,13 @@ def left_in_words(study: Study, results: Results) -> str:
     return f"Left to train: {'; '.join(said)}." if said else "All runs are done."
 
 
+def borrowed_in_words(study: Study, results: Results) -> str:
+    """What this study needed and others had trained."""
+    keys = {job.key() for stage in study.stages for job in stage.jobs(results)}
+    count = len(keys & (results.borrowed.keys() - results.records.keys()))
+    return f"{count} more are those of {' and '.join(f'`{name}`' for name in study.builds_on)}. " if count else ""
+
+
 def findings(study: Study, found: Mapping[str, list[Line]]) -> list[str]:
     """How every Anon stands against the references; all of them, since the best would be chosen on the test set."""
     if study.sweeps_gamma:
@@ -252,7 +259,7 @@ def _readme(
         f"# {study.title}",
         study.asks,
         f"    {command}",
-        f"{len(records)} runs, {spent} (torch {torches or NONE}). "
+        f"{len(records)} runs, {spent} (torch {torches or NONE}). {borrowed_in_words(study, results)}"
         "The command goes on where it stopped; every run is a line of `runs.jsonl`. " + left_in_words(study, results),
         PROTOCOL,
         "\n".join(f"- {sentence}" for sentence in said),

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,20 +26,12 @@ class Results:
 
     def __init__(self, path: Path, *others: Path) -> None:
         self.path = path
-        self._borrowed = {key: each for other in others for key, each in Results(other).records.items()}
-        self.records: dict[str, Record] = {}
+        self.borrowed = {key: record for other in others for key, record in _read(_whole(other), other)}
         self._known: dict[str, Any] = {}
-        if not path.exists():
-            return
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # a process was killed while it wrote
+        whole = _whole(path)
+        if path.exists() and path.stat().st_size != len(whole):  # a process was killed while it wrote
             write_bytes(path, whole)
-        for number, line in enumerate(whole.decode().splitlines(), 1):
-            try:
-                self._keep(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(f"line {number} of {path} is not a run that a study wrote") from None
+        self.records: dict[str, Record] = dict(_read(whole, path))
 
     def add(self, record: Record) -> None:
         line = json.dumps(finite(record), allow_nan=False) + "\n"
@@ -48,11 +40,13 @@ class Results:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
-        self._keep(json.loads(line))
-
-    def _keep(self, record: Record) -> None:
-        self.records[recorded_key(record["ground"], record["settings"])] = record
+        kept = json.loads(line)
+        self.records[_key(kept)] = kept
         self._known.clear()
+
+    def all(self) -> list[Record]:
+        """Borrowed ones included."""
+        return [*self.borrowed.values(), *self.records.values()]
 
     def known(self, name: str, find: Callable[[], Any]) -> Any:
         """What follows from these results, found once."""
@@ -62,7 +56,7 @@ class Results:
 
     def of(self, job: Job) -> Record | None:
         key = job.key()
-        return self.records.get(key) or self._borrowed.get(key)
+        return self.records.get(key) or self.borrowed.get(key)
 
     def minutes(self) -> dict[str, float]:
         """Of each device, over all jobs; runs that trained together share theirs."""
@@ -70,6 +64,25 @@ class Results:
         for record in self.records.values():
             found[record["device"]] = found.get(record["device"], 0.0) + record["device_seconds"] / 60
         return found
+
+
+def _whole(path: Path) -> bytes:
+    """The file up to the end of its last whole line."""
+    content = path.read_bytes() if path.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def _read(lines: bytes, path: Path) -> Iterator[tuple[str, Record]]:
+    for number, line in enumerate(lines.decode().splitlines(), 1):
+        try:
+            record = json.loads(line)
+            yield _key(record), record
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"line {number} of {path} is not a run that a study wrote") from None
+
+
+def _key(record: Record) -> str:
+    return recorded_key(record["ground"], record["settings"])
 
 
 def value(record: Record, metric: Metric) -> float | None:

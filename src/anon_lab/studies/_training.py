@@ -100,7 +100,7 @@ def seconds_a_step(job: Job, results: Results, device: str, guess: float) -> flo
         settings = record["settings"]
         return (settings["task"], settings["options"]) == (job.ground.task, json.loads(json.dumps(job.ground.options)))
 
-    alike = [each for each in results.records.values() if each["device"] == device and is_alike(each)]
+    alike = [each for each in results.all() if each["device"] == device and is_alike(each)]
     same = [each for each in alike if each["ground"] == job.ground.name] or alike
     return mean(each["device_seconds"] / each["steps"] for each in same) if same else guess
 
@@ -178,7 +178,7 @@ class _Trainer:
         for label, ground, split in {(job.label, job.ground.name, job.split) for job in group}:
             begun = [
                 each.get("data", data)
-                for each in self.results.records.values()
+                for each in self.results.all()
                 if (each["label"], each["ground"], each["split"]) == (label, ground, split)
             ]
             if set(begun) - {data}:

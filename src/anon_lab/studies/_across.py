@@ -1,0 +1,82 @@
+"""Every gamma against every reference over all tasks: whether small differences of one direction add up."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+from anon_lab.significance import combined, is_better, p_value
+from anon_lab.studies._report import Line, against
+from anon_lab.studies._spec import Section
+
+
+class Test(NamedTuple):
+    """On one task."""
+
+    p: float
+    """Welch's; 0 where all seeds of one side diverged."""
+    better: bool
+    """Whether Anon's mean is the better one."""
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Across:
+    """A gamma against a reference."""
+
+    gamma: float
+    reference: str
+    tests: Sequence[Test]
+
+    @property
+    def ahead(self) -> int:
+        return sum(test.better for test in self.tests)
+
+    def summed(self) -> tuple[float, bool]:
+        return combined([test[:2] for test in self.tests])
+
+    def sentence(self) -> str:
+        p, better = self.summed()
+        word, count = ("ahead of", self.ahead) if better else ("behind", len(self.tests) - self.ahead)
+        return f"γ {self.gamma:g} is {word} {self.reference} on {count} of {len(self.tests)} tasks (p = {p:.2g})"
+
+    def row(self) -> list[str]:
+        p, better = self.summed()
+        told = [sum(test.verdict == each for test in self.tests) for each in ("better", "tie", "worse")]
+        said = "level" if p >= 0.05 else "better" if better else "worse"
+        counts = [str(len(self.tests)), str(self.ahead), " / ".join(map(str, told))]
+        return [f"Anon γ {self.gamma:g}", self.reference, *counts, f"{said}, p = {p:.2g}"]
+
+
+def across(grounds: Iterable[tuple[str, Sequence[Line]]], references: Sequence[str]) -> list[Across]:
+    """By reference, then by gamma, where there are several tasks with several seeds of both. A task that two studies
+    have reported on counts as the first one did."""
+    found: dict[tuple[str, float], dict[str, Test]] = {}
+    for ground, contenders in grounds:
+        named = {line.label: line for line in contenders if line.label in references}
+        ours = (line for line in contenders if "gamma" in line.settings)
+        for reference, line in product(named.values(), ours):
+            test = _test(line, reference)
+            if test is not None:
+                found.setdefault((reference.label, line.settings["gamma"]), {}).setdefault(ground, test)
+    made = [Across(gamma, name, list(tests.values())) for (name, gamma), tests in found.items() if len(tests) > 1]
+    return sorted(made, key=lambda each: (references.index(each.reference), each.gamma))
+
+
+def _test(line: Line, reference: Line) -> Test | None:
+    """None where there are too few seeds to tell."""
+    verdict = against(line, reference)
+    if min(len(line.records), len(reference.records)) > 1 and not (line.values and reference.values):
+        return Test(0.0, verdict == "better", verdict) if line.values or reference.values else None
+    p = p_value(line.values, reference.values)
+    return None if p is None else Test(p, is_better(line.values, reference.values, line.ground.metric), verdict)
+
+
+def section(found: Sequence[Across]) -> Section:
+    text = (
+        "How often Anon's mean is the better one, how often that is told apart, and Stouffer's test over all of them: "
+        "do small differences of one direction add up? Tasks that contradict each other cancel there. Of so many rows "
+        "one in twenty is below 0.05 by chance; and a gamma that was found on one of the tasks has it counted, too."
+    )
+    head = ["", "against", "tasks", "ahead", "better / level / worse", "in sum"]
+    return Section("Over all tasks", [head, *(each.row() for each in found)], text)
