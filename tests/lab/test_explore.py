@@ -217,6 +217,8 @@ def test_click_and_drag_move_the_start(visit: Callable[..., Any]) -> None:
     s = settings(page)
     assert (s["x"], s["y"]) == pytest.approx((x, y), abs=0.006), "the click lands where the read-out says"
     page.mouse.move(middle[0] + 90, middle[1] - 60)
+    settle(page)
+    assert page.locator("#map").bounding_box() == box, "the map stays where it is, whatever the page says above it"
     page.mouse.up()
     settle(page)
     moved = settings(page)

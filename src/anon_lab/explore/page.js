@@ -170,6 +170,13 @@ function describeStep(frame) {
   return [`step ${count(timeOf(frame))}`, ...values].join("\n");
 }
 
+// What it says may take another line, and the map would move under the hand that drags the start.
+function holdHeader(held) {
+  const header = document.querySelector("header");
+  header.style.height = held ? `${header.getBoundingClientRect().height}px` : "";
+  header.style.overflow = held ? "hidden" : "";
+}
+
 function listenToPointers() {
   const canvas = element("map");
   let dragging = false;
@@ -177,6 +184,7 @@ function listenToPointers() {
     // A finger scrolls the page unless it takes hold of the start; a tap moves it all the same.
     if (event.pointerType === "touch" && !nearStart(event)) return;
     dragging = true;
+    holdHeader(true);
     canvas.setPointerCapture(event.pointerId);
     dragStart(event);
   });
@@ -188,7 +196,7 @@ function listenToPointers() {
     if (dragging) dragStart(event);
     else if (event.pointerType !== "touch") showTip("map-tip", describePoint(...place), ...place);
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => (dragging = false));
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => holdHeader((dragging = false)));
   canvas.addEventListener("pointerleave", () => showTip("map-tip", null));
   const curves = element("curve");
   curves.addEventListener("pointermove", (event) => {
