@@ -836,6 +836,20 @@ def test_divergence_counts_over_tasks_too() -> None:
     assert found.row()[-1].startswith("worse, p = ")
 
 
+def test_what_two_studies_report_is_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = (contender("AdamW"), contender("Anon γ 1"))
+    theirs = made_study(*pair)
+    results = results_of(tmp_path / "guards", {each.label: [1, 2, 0] for each in pair})
+    for job in theirs.stages[-1].jobs(results):
+        results.add(record(job, 5 + job.seed % 10))
+    (tmp_path / "length").mkdir()
+    (tmp_path / "length" / "runs.jsonl").touch()
+    monkeypatch.setattr(overview, "load", {"guards": theirs, "length": replace(theirs, builds_on=("guards",))}.get)
+    panels, sections = overview.collected(tmp_path)
+    assert list(panels) == ["small"]
+    assert len(sections) == 1
+
+
 def test_each_gamma_is_summed_up_against_its_kin() -> None:
     """SGDM near 0, AdamW from above 0.5 on; only gammas that the panels show."""
     made = [

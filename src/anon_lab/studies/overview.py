@@ -30,17 +30,20 @@ Panels = Mapping[str, Sequence[Line]]
 
 
 def collected(results: Path) -> tuple[dict[str, Sequence[Line]], list[Section]]:
-    """Of every study the grounds on which Anon met a reference, as panels and as tables, in their order."""
+    """Of every study the grounds on which Anon met a reference, as panels and as tables, in their order; what a study
+    has from one that it builds on, once."""
     panels: dict[str, Sequence[Line]] = {}
     sections: list[Section] = []
+    seen: set[str] = set()
     for name, study, by_ground in _reports(results):
         if study.sweeps_gamma:
             continue
         found = {
             ground if name == "guards" else f"{name}, {ground}": contenders
             for ground, contenders in by_ground.items()
-            if _references(contenders) and _ours(contenders)
+            if ground not in seen and _references(contenders) and _ours(contenders)
         }
+        seen |= by_ground.keys()
         panels |= found
         sections += reported(study, found)
     return panels, sections
