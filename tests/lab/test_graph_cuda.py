@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anon_lab import tasks
-from anon_lab.run import Run
+from anon_lab.run import MovingAverage, Run
 from anon_lab.run_folder import RunFolder
 from anon_lab.settings import Settings
 from anon_lab.tasks import Recipe
@@ -66,6 +66,18 @@ def test_average_of_weights_outside_of_the_graph():
     (eager,) = trained(settings)
     (graphed,) = trained(replace(settings, graph=True))
     assert graphed["evaluation"] == pytest.approx(eager["evaluation"], rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
+def test_averaging_weights_does_not_wait_for_the_device():
+    net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7)).to(CUDA)
+    average = MovingAverage(net, 0.9)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            average.update_parameters(net)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("optimizer", ["Anon", "AdamW", "SGDM"])
