@@ -93,6 +93,7 @@ def check_decay(lr: float, weight_decay: float) -> None:
     if product > 1:
         raise ValueError(
             f"Invalid weight_decay: {weight_decay!r} with lr {lr!r}: decoupled decay would multiply the "
-            f"parameters by 1 - lr * weight_decay = {1 - product:.3g}. Use decoupled_weight_decay=False (as SGD "
-            'recipes do), or lr_scale="tensor" with a learning rate of Adam\'s size'
+            f"parameters by 1 - lr * weight_decay = {1 - product:.3g}; it may be at most {1 / lr:.3g} here. Use "
+            "decoupled_weight_decay=False (as SGD recipes do), or, if lr is so large because gamma is small, "
+            'lr_scale="tensor" with a learning rate of Adam\'s size'
         )

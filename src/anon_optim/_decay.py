@@ -43,6 +43,8 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     - `model`: a module whose parameters all exist (run lazy modules once before).
     - `weight_decay`: of the first group; at least 0.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not its parameters, got {type(model).__name__}")
     if not 0 <= weight_decay < math.inf:
         raise ValueError(f"weight_decay must be at least 0 and finite, got {weight_decay}")
     named: dict[nn.Parameter, str] = {}

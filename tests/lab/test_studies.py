@@ -813,7 +813,11 @@ def test_small_differences_add_up_over_tasks() -> None:
     assert p == pytest.approx(0.0656, rel=1e-2)  # z = 1.063 sqrt 3
     assert found.sentence() == f"γ 1 is ahead of AdamW on 3 of 3 tasks (p = {p:.2g})"
     assert found.row() == ["Anon γ 1", "AdamW", "3", "3", "0 / 3 / 0", f"level, p = {p:.2g}"]
-    assert _across.section([found]).lines[1:] == [found.row()]
+    assert _across.section("Over all", [found]).lines[1:] == [found.row()]
+    named = [("zipf" if ground == "a" else ground, lines) for ground, lines in three]
+    lead = [(ground, [lines[0], replace(lines[1], settings={"gamma": 1.5})]) for ground, lines in named]
+    (without,) = _across.across(lead, ("AdamW", "SGDM"))
+    assert len(without.tests) == 2, "not on the task that it was found on"
 
     against_it = ("d", [made_line("AdamW", accuracy, high), made_line("Anon γ 1", accuracy, low)])
     (weaker,) = _across.across([*three, against_it], ("AdamW", "SGDM"))

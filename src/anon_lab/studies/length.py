@@ -27,7 +27,7 @@ def longer(ground: Ground) -> Ground:
     """Warm-up and the looks at it stay at the same parts of the run."""
     assert ground.recipe.steps is not None
     steps = TIMES * ground.recipe.steps
-    name = f"{ground.name.split(' x ')[0]} x {steps:,} steps"
+    name = f"{ground.name.removesuffix(f', {ground.recipe.steps:,} steps')}, {steps:,} steps"
     return replace(ground, name=name, recipe=ground.recipe.changed(steps=steps), tuned_on=ground, checks=1)
 
 

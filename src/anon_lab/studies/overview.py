@@ -136,9 +136,12 @@ def save(results: Path, console: Console) -> list[Path]:
     panels, sections = collected(results)
     if not panels:
         raise ValueError(f"there is no report in {results} yet: anon study writes them")
-    found = across([each for *_, by_ground in _reports(results) for each in by_ground.items()], REFERENCES)
+    reports = [each for *_, by_ground in _reports(results) for each in by_ground.items()]
+    found = across(reports, REFERENCES)
     summary = summed_up(found, panels)
-    sections = [*([section(found)] if found else []), *sections]
+    gpts = across([each for each in reports if each[1][0].ground.task == "gpt"], REFERENCES)
+    sums = (section("Over all tasks", found), section("Over the GPTs", gpts))
+    sections = [*(each for each in sums if len(each.lines) > 1), *sections]
     for each in sections:
         console.print(as_rich(each))
     for sentence in filter(None, (headline(panels), summary)):
@@ -149,7 +152,7 @@ def save(results: Path, console: Console) -> list[Path]:
     parts = [
         "# What the studies found",
         f"    {COMMAND}",
-        f"{headline(panels)}. Every gamma that took part on every task counts, by Welch's test at 5 %.",
+        f"{headline(panels)}. Every gamma of every report below counts, by Welch's test at 5 %.",
         *([f"{summary}."] if summary else []),
         "![All reports at once](overview.svg)",
         *map(as_markdown, sections),
