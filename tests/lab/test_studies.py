@@ -36,6 +36,7 @@ from anon_lab.studies import (
     gamma,
     gpt2,
     guards,
+    length,
     overview,
 )
 from anon_lab.studies._results import Results, beside, check, chosen, report, search, trials, tuned
@@ -714,6 +715,22 @@ def test_a_contender_begun_by_another_study_is_not_continued_on_other_data(tmp_p
     with pytest.raises(ValueError, match="was trained on other data before"):
         _training.train(study, results, _training.Order(tmp_path), Place(CPU), Console(quiet=True))
     assert not results.records
+
+
+def test_leads_are_told_by_length(tmp_path: Path) -> None:
+    ground = replace(GROUND, metric=LOSS)
+    who = (contender("AdamW"), contender("Anon γ 1.5"))
+    results = results_of(tmp_path, {each.label: [1, 2, 0] for each in who}, ground)
+    grounds = [ground, length.longer(ground), length.longer(length.longer(ground))]
+    assert [each.name for each in grounds] == ["small", "small, 8 steps", "small, 32 steps"]
+    assert [each.tuned_on for each in grounds] == [None, *grounds[:2]]
+    reports = [report(lambda _: who, each) for each in grounds]
+    for job in reports[0].jobs(results):
+        results.add(record(job, 3.0 if job.label == "AdamW" else 2.75))
+    (section,) = length.leads(reports, results)
+    assert section.lines[0] == ["", "steps", "AdamW", "Anon γ 1.5", "ahead by", "Anon γ 1", "ahead by"]
+    assert section.lines[1:] == [["small", "2", "3.000 ± 0.0", "2.750 ± 0.0", "0.250", "–", "–"]]
+    assert length.leads(reports[1:], results) == []
 
 
 @pytest.mark.parametrize("tiny", [True, False])

@@ -3,13 +3,17 @@
 Betas and decay are those that the study of the guards has found; the learning rate is compared anew at each length.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from statistics import mean
 
 from anon_lab.studies._candidates import Candidate
 from anon_lab.studies._grounds import Grounds, confirmed
-from anon_lab.studies._results import Results, check, report, search
-from anon_lab.studies._spec import Contender, Ground, Stage, Study, anon_defaults
+from anon_lab.studies._results import Results, check, report, search, value
+from anon_lab.studies._spec import Contender, Ground, Section, Stage, Study, anon_defaults
 from anon_lab.studies.guards import anon, baselines
+from anon_lab.tables._words import NONE, spread
 
 NAMES = ("gpt 1m, untied", "gpt 20m, tied")
 GAMMAS = (1.5, 1.0)
@@ -45,12 +49,37 @@ def stages(grounds: Grounds) -> list[list[Stage]]:
     return found
 
 
+def leads(reports: Sequence[Stage], results: Results) -> list[Section]:
+    """By how much each gamma ends below AdamW's loss, a line for each GPT and length that is reported on."""
+    labels = [f"Anon γ {gamma:g}" for gamma in GAMMAS]
+    head = ["", "steps", "AdamW", *(word for label in labels for word in (label, "ahead by"))]
+    body = []
+    for stage in reports:
+        found: dict[str, list[float]] = {}
+        for job in stage.jobs(results):
+            record = results.of(job)
+            number = None if record is None else value(record, job.ground.metric)
+            if number is not None:
+                found.setdefault(job.label, []).append(number)
+        if "AdamW" not in found or len(found) == 1:
+            continue
+        ground = stage.jobs(results)[0].ground
+        row = [ground.name, f"{ground.recipe.steps:,}", spread(found["AdamW"])]
+        for label in labels:
+            known = found.get(label)
+            row += [spread(known), f"{mean(found['AdamW']) - mean(known):.3f}"] if known else [NONE, NONE]
+        body.append(row)
+    return [Section("The lead by length", [head, *body], "Fresh seeds, test set, nats per token.")] if body else []
+
+
 def study(tiny: bool = False) -> Study:
     each = [stages(grounds) for grounds in confirmed(tiny) if grounds.ground.name in NAMES]
+    reports = [length[-1] for gpt in each for length in gpt]
     return Study(
         "GPTs, four and sixteen times as long",
         "Does what gamma 1.5 gains over AdamW in short runs last in longer ones?",
         [stage for length in zip(*each, strict=True) for part in length for stage in part],
         references=("AdamW",),
+        sections=partial(leads, reports),
         builds_on=("guards",),
     )
