@@ -80,7 +80,8 @@ def section(title: str, found: Sequence[Across]) -> Section:
     apart = "; ".join(f"γ {gamma:g} without {' and '.join(tasks)}" for gamma, tasks in FOUND_ON.items())
     text = (
         "How often Anon's mean is the better one, how often that is told apart, and Stouffer's test over all of them: "
-        "do small differences of one direction add up? Tasks that contradict each other cancel there. Of so many rows "
+        "do small differences of one direction add up? Tasks that contradict each other cancel there; one that was "
+        "trained for two lengths counts twice. Of so many rows "
         f"one in twenty is below 0.05 by chance. Tasks on which a gamma was found are left out: {apart}."
     )
     head = ["", "against", "tasks", "ahead", "better / level / worse", "in sum"]

@@ -99,7 +99,8 @@ def draw(panels: Panels, title: str) -> Figure:
     """A panel for each ground, in which right is better: every seed, their mean, and the reference's as a line."""
     rows = -(-len(panels) // COLUMNS)
     figure = Figure(figsize=(11.5, 0.7 + 2.25 * rows), layout="constrained")
-    figure.suptitle(f"{fill(title, 110)}\nfurther right is better", fontsize=11)
+    unbroken = title.replace("p = ", "p\u00a0=\u00a0")
+    figure.suptitle(f"{fill(unbroken, 110)}\nfurther right is better", fontsize=11)
     axes = list(figure.subplots(rows, COLUMNS, squeeze=False).flat)
     for axis, (name, contenders) in zip(axes, panels.items(), strict=False):
         _draw(axis, contenders)
