@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import anon_optim._decay
-from anon_optim import decay_groups
+from anon_optim import Anon, decay_groups
 
 
 class Transformer(nn.Module):
@@ -221,6 +221,18 @@ def test_frozen_parameters_are_listed_like_the_others():
 def test_refuses_a_bad_weight_decay(weight_decay):
     with pytest.raises(ValueError, match=f"weight_decay must be at least 0 and finite, got {weight_decay}"):
         decay_groups(nn.Linear(2, 2), weight_decay)
+
+
+def test_refuses_parameters_in_place_of_a_model():
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, not its parameters, got generator"):
+        decay_groups(nn.Linear(2, 2).parameters(), 0.1)  # pyright: ignore[reportArgumentType]
+
+
+def test_too_much_decay_is_told_with_the_most_that_is_possible():
+    model = nn.Linear(2, 2)
+    Anon(model.parameters(), lr=4.0, weight_decay=0.25)
+    with pytest.raises(ValueError, match=r"1 - lr \* weight_decay = -0\.2; it may be at most 0\.25 here"):
+        Anon(model.parameters(), lr=4.0, weight_decay=0.3)
 
 
 def test_refuses_parameters_that_do_not_exist_yet():

@@ -196,7 +196,11 @@ function listenToPointers() {
     if (dragging) dragStart(event);
     else if (event.pointerType !== "touch") showTip("map-tip", describePoint(...place), ...place);
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => holdHeader((dragging = false)));
+  const letGo = () => {
+    dragging = false;
+    holdHeader(false);
+  };
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, letGo);
   canvas.addEventListener("pointerleave", () => showTip("map-tip", null));
   const curves = element("curve");
   curves.addEventListener("pointermove", (event) => {

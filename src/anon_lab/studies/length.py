@@ -10,10 +10,11 @@ from statistics import mean
 
 from anon_lab.studies._candidates import Candidate
 from anon_lab.studies._grounds import Grounds, confirmed
-from anon_lab.studies._results import Results, check, report, search, value
+from anon_lab.studies._report import lines
+from anon_lab.studies._results import Results, check, report, search
 from anon_lab.studies._spec import Contender, Ground, Section, Stage, Study, anon_defaults
 from anon_lab.studies.guards import anon, baselines
-from anon_lab.tables._words import NONE, spread
+from anon_lab.tables._words import NONE
 
 NAMES = ("gpt 1m, untied", "gpt 20m, tied")
 GAMMAS = (1.5, 1.0)
@@ -54,20 +55,15 @@ def leads(reports: Sequence[Stage], results: Results) -> list[Section]:
     labels = [f"Anon γ {gamma:g}" for gamma in GAMMAS]
     head = ["", "steps", "AdamW", *(word for label in labels for word in (label, "ahead by"))]
     body = []
-    for stage in reports:
-        found: dict[str, list[float]] = {}
-        for job in stage.jobs(results):
-            record = results.of(job)
-            number = None if record is None else value(record, job.ground.metric)
-            if number is not None:
-                found.setdefault(job.label, []).append(number)
-        if "AdamW" not in found or len(found) == 1:
+    for ground, contenders in lines(Study("", "", reports), results).items():
+        named = {line.label: line for line in contenders if line.values}
+        if "AdamW" not in named or len(named) == 1:
             continue
-        ground = stage.jobs(results)[0].ground
-        row = [ground.name, f"{ground.recipe.steps:,}", spread(found["AdamW"])]
+        theirs = named["AdamW"]
+        row = [ground, f"{theirs.ground.recipe.steps:,}", theirs.measured()]
         for label in labels:
-            known = found.get(label)
-            row += [spread(known), f"{mean(found['AdamW']) - mean(known):.3f}"] if known else [NONE, NONE]
+            ours = named.get(label)
+            row += [ours.measured(), f"{mean(theirs.values) - mean(ours.values):.3f}"] if ours else [NONE, NONE]
         body.append(row)
     return [Section("The lead by length", [head, *body], "Fresh seeds, test set, nats per token.")] if body else []
 
