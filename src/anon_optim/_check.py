@@ -22,6 +22,12 @@ def _finite(x: Any) -> bool:
     return _is_number(x) and not math.isinf(x)
 
 
+Check = tuple[Callable[[Any], bool], str]
+"""Whether a value can be right, and what would be."""
+NOT_NEGATIVE: Check = (lambda x: _finite(x) and x >= 0, "a finite number >= 0")
+BELOW_ONE: Check = (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)")
+
+
 def _check_lr(lr: Any) -> None:
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
@@ -35,24 +41,24 @@ def _check_betas(betas: Any) -> None:
     _require(pair and all(_finite(b) and 0 <= b < 1 for b in betas), "betas", betas, "two numbers in [0, 1)")
 
 
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+CHECKS: dict[str, Check] = {
     "gamma": (_finite, "a finite number"),
-    "eps": (lambda x: _finite(x) and x >= 0, "a finite number >= 0"),
-    "weight_decay": (lambda x: _finite(x) and x >= 0, "a finite number >= 0"),
-    "beta3": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),
+    "eps": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "beta3": BELOW_ONE,
     "growth": (
         lambda x: (callable(x) and isinstance(x, Hashable)) or (_is_number(x) and x > 1),
         "a number > 1 (inf: one refresh) or a hashable function",
     ),
     "clip": (lambda x: _is_number(x) and x > 0, "a number > 0 (inf: no clip)"),
-    "floor": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),
+    "floor": BELOW_ONE,
     "lr_scale": (lambda x: x in (None, "tensor"), 'None or "tensor"'),
     "statistic": (lambda x: callable(x) or x in ("gradient", "belief"), '"gradient", "belief" or a function'),
     "project": (lambda x: x is None or callable(x), "None or a function (theta, psi) -> theta"),
     "total_steps": (lambda x: x is None or (type(x) is int and x > 0), "None or a whole number > 0"),
     "max_grad_norm": (lambda x: x is None or (_is_number(x) and x > 0), "None or a number > 0"),
     "preconditioner": (lambda x: x in (torch.float32, torch.bfloat16), "torch.float32 or torch.bfloat16"),
-    "window_tol": (lambda x: _finite(x) and 0 <= x < 1, "a number in [0, 1)"),
+    "window_tol": BELOW_ONE,
     "touch": (lambda x: isinstance(x, bool), "True or False"),
     "brake": (lambda x: isinstance(x, bool), "True or False"),
     "error_if_nonfinite": (lambda x: isinstance(x, bool), "True or False"),
@@ -67,12 +73,18 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def check(name: str, value: Any, right: Check) -> None:
+    """Raise ValueError if this value cannot be right."""
+    holds, expected = right
+    _require(holds(value), name, value, expected)
+
+
 def check_group(group: dict[str, Any]) -> None:
     """Raise ValueError at the first entry that cannot be right."""
     _check_lr(group["lr"])
     _check_betas(group["betas"])
-    for name, (holds, expected) in _CHECKS.items():
-        _require(holds(group[name]), name, group[name], expected)
+    for name, right in CHECKS.items():
+        check(name, group[name], right)
     if group["decoupled_weight_decay"]:
         lr = group["lr"]
         check_decay(lr.detach().item() if isinstance(lr, Tensor) else lr, group["weight_decay"])
@@ -87,13 +99,13 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"Invalid statistic: {group['statistic']!r}, expected a name with fused=True")
 
 
-def check_decay(lr: float, weight_decay: float) -> None:
-    """Decoupled decay multiplies by 1 - lr * weight_decay, which must not be negative."""
+def check_decay(lr: float, weight_decay: float, coupled: str = "decoupled_weight_decay=False") -> None:
+    """Decoupled decay multiplies by 1 - lr * weight_decay, which must not be negative; `coupled` is the other kind."""
     product = lr * weight_decay
     if product > 1:
         raise ValueError(
             f"Invalid weight_decay: {weight_decay!r} with lr {lr!r}: decoupled decay would multiply the "
             f"parameters by 1 - lr * weight_decay = {1 - product:.3g}; it may be at most {1 / lr:.3g} here. Use "
-            "decoupled_weight_decay=False (as SGD recipes do), or, if lr is so large because gamma is small, "
+            f"{coupled} (as SGD recipes do), or, if lr is so large because gamma is small, "
             'lr_scale="tensor" with a learning rate of Adam\'s size'
         )

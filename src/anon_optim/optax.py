@@ -1,0 +1,382 @@
+"""Anon for JAX: the algorithm, guards and defaults of :class:`anon_optim.Anon` as an optax transformation.
+
+The twin of `_idu`, in its symbols: `v` is 1/psi (0 marks a coordinate that has not seen a gradient yet), `nu` and `w`
+the running second moment and its weight, `sigma` = nu/w + eps, `level` the mean of sigma over an array, `brake` three
+numbers of one. Needs the extra `jax`.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from anon_optim._check import BELOW_ONE, CHECKS, NOT_NEGATIVE, Check, check, check_decay
+from anon_optim._idu import BRAKED, LAST_EXACT_STEP, TAIL, Growth, refresh_times
+from anon_optim._options import NO_GUARD, Guard
+
+__all__ = ["ScaleByAnonState", "anon", "measure_adaptivity", "scale_by_anon"]
+
+Number = float | Array
+Statistic = str | Callable[[Array, Array], Array]
+
+
+class ScaleByAnonState(NamedTuple):
+    """All of float32 at least, so that parameters of lower precision lose nothing."""
+
+    count: Array  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name for the step
+    gamma: Array
+    """The one that v was made with."""
+    mu: optax.Updates
+    nu: optax.Updates
+    """Of the interval since the last refresh."""
+    v: optax.Updates
+    level: optax.Updates
+    """A number an array."""
+    brake: optax.Updates
+    """Three numbers an array: the power that a refresh foresees, its average since, the largest ratio of the two."""
+
+
+def scale_by_anon(
+    gamma: Number = 1.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-16,
+    *,
+    b3: Number = 0.5,
+    growth: Growth = 2.0,
+    guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
+    lr_scale: str | None = None,
+    statistic: Statistic = "gradient",
+    bias_correction: bool = True,
+) -> optax.GradientTransformation:
+    """Rescale updates by Anon. With `t` the step::
+
+        mu <- b1 mu + (1 - b1) g
+        nu <- b2 nu + (1 - b2) g^2
+        if t is a refresh time (1, 2, 4, 8, ... for growth 2), with n steps since the one before:
+            sigma = nu / (1 - b2^n) + eps
+            psi2 <- sigma^gamma                          at the first refresh, or the first after gamma changed
+            psi2 <- b3 psi2 + (1 - b3) sigma^gamma       later
+            nu <- 0
+        update = mu / (1 - b1^t) / sqrt(psi2)
+
+    **Arguments:**
+    - `gamma`: the adaptivity: 0 is momentum SGD, 1 like Adam. A change takes effect at the next refresh.
+    - `b1`, `b2`: decay of the averages of the gradient and of its square.
+    - `eps`: added to the second moment, on the squared scale.
+    - `b3`: weight of the old psi2 at a refresh.
+    - `growth`: ratio of successive refresh times, or a function of the step; inf: only the first step.
+    - `guard`: see :class:`anon_optim.Guard`; None gives the printed algorithm.
+    - `lr_scale`: "tensor" divides the update of each array by mean(sigma)^((1 - gamma)/2), so that the learning rate
+      has about Adam's unit at every gamma.
+    - `statistic`: what nu averages: "gradient", "belief" or a function `(g, mu) -> array >= 0`.
+    - `bias_correction`: divide mu by 1 - b1^t.
+
+    Numbers may be JAX arrays, as `optax.inject_hyperparams` makes them; `growth` may not: name it in `static_args`.
+    """
+    if isinstance(growth, jax.Array):
+        raise ValueError(
+            "Invalid growth: an array, but refresh times are computed before the step is traced; with "
+            "optax.inject_hyperparams say static_args=('growth',)"
+        )
+    if guard is not None and not isinstance(guard, Guard):
+        raise ValueError(f"Invalid guard: {guard!r}, expected Guard(...) or None")
+    if guard is not None and guard.error_if_nonfinite:
+        raise ValueError(
+            "Invalid error_if_nonfinite: True, expected False: wrap the optimizer in optax.apply_if_finite"
+        )
+    guard = guard or NO_GUARD
+    entries = {"gamma": gamma, "eps": eps, "growth": growth, "lr_scale": lr_scale, "statistic": statistic}
+    for name, value in {**entries, "clip": guard.clip, "floor": guard.floor}.items():
+        _check(name, value, CHECKS[name])
+    for name, value in {"b1": b1, "b2": b2, "b3": b3}.items():
+        _check(name, value, BELOW_ONE)
+    step = partial(_step, _Rule(gamma, b1, b2, eps, b3, guard, lr_scale, statistic, bias_correction))
+    times = np.array(refresh_times(LAST_EXACT_STEP, growth), np.int32)
+
+    def init(params: optax.Params) -> ScaleByAnonState:
+        zeros = jax.tree.map(_zeros, params)
+        numbers = jax.tree.map(lambda x: jnp.zeros((), x.dtype), zeros)
+        brakes = jax.tree.map(lambda x: jnp.array([0, 0, 1], x.dtype), zeros)
+        return ScaleByAnonState(
+            jnp.zeros((), jnp.int32), jnp.asarray(gamma, float), zeros, zeros, zeros, numbers, brakes
+        )
+
+    def update(
+        updates: optax.Updates, state: ScaleByAnonState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, ScaleByAnonState]:
+        del params
+        count = optax.safe_increment(state.count)
+        n = count - jnp.max(times, where=times < count, initial=0)
+        return jax.lax.cond((times == count).any(), partial(step, True), partial(step, False), updates, state, count, n)
+
+    return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def anon(
+    learning_rate: optax.ScalarOrSchedule,
+    gamma: Number = 1.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-16,
+    weight_decay: Number = 0.0,
+    mask: Any = None,
+    *,
+    b3: Number = 0.5,
+    growth: Growth = 2.0,
+    guard: Guard | None = Guard(),  # noqa: B008
+    lr_scale: str | None = None,
+    statistic: Statistic = "gradient",
+    bias_correction: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """Anon with decoupled weight decay: `optax.adamw` with one more number to turn. See :func:`scale_by_anon`.
+
+    `mask` says which parameters decay, as in `optax.adamw`. For decay that is a part of the gradient, as in SGD's
+    recipes, chain `optax.add_decayed_weights`, `scale_by_anon` and `optax.scale_by_learning_rate`.
+
+    Example::
+
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from anon_optim.optax import anon
+        >>> optimizer = anon(1e-3, gamma=1.0, weight_decay=0.01)
+        >>> params = {"w": jnp.ones(3)}
+        >>> state = optimizer.init(params)
+        >>> updates, state = optimizer.update({"w": jnp.array([1.0, -2.0, 3.0])}, state, params)
+        >>> params = optax.apply_updates(params, updates)
+    """
+    pieces = [
+        scale_by_anon(
+            gamma,
+            b1,
+            b2,
+            eps,
+            b3=b3,
+            growth=growth,
+            guard=guard,
+            lr_scale=lr_scale,
+            statistic=statistic,
+            bias_correction=bias_correction,
+        )
+    ]
+    _check("weight_decay", weight_decay, NOT_NEGATIVE)
+    if not callable(learning_rate):
+        _check("learning_rate", learning_rate, NOT_NEGATIVE)
+    if isinstance(learning_rate, int | float) and isinstance(weight_decay, int | float):
+        check_decay(learning_rate, weight_decay, "optax.add_decayed_weights before scale_by_anon")
+    if isinstance(weight_decay, jax.Array) or weight_decay != 0:
+        pieces.append(optax.add_decayed_weights(weight_decay, mask))
+    return optax.chain(*pieces, optax.scale_by_learning_rate(learning_rate))
+
+
+def measure_adaptivity(optimizer: optax.GradientTransformation, gradients: optax.Updates) -> optax.Updates:
+    """A = 1 - d ln|update(k g_1, ..., k g_t)| / d ln k at k = 1, of each coordinate, of any optax transformation.
+
+    Every leaf of `gradients` has the steps as its first axis; parameters stand at zero. The derivative is exact, and
+    NaN where nothing moved."""
+    start = jax.tree.map(lambda g: jnp.zeros_like(g[0]), gradients)
+
+    def log_update(k: Array) -> optax.Updates:
+        def take(carry: Any, g: optax.Updates) -> tuple[Any, None]:
+            state, _ = carry
+            update, state = optimizer.update(jax.tree.map(lambda x: k.astype(x.dtype) * x, g), state, start)
+            return (state, update), None
+
+        (_, update), _ = jax.lax.scan(take, (optimizer.init(start), start), gradients)
+        return jax.tree.map(lambda x: jnp.log(abs(x)), update)
+
+    one = jnp.ones(())
+    _, slopes = jax.jvp(log_update, (one,), (one,))
+    return jax.tree.map(lambda slope: 1 - slope, slopes)
+
+
+def _check(name: str, value: Any, right: Check) -> None:
+    if not isinstance(value, jax.Array | np.ndarray):  # of which nothing is known while a step is traced
+        check(name, value, right)
+
+
+class _Rule(NamedTuple):
+    gamma: Number
+    b1: Number
+    b2: Number
+    eps: Number
+    b3: Number
+    guard: Guard
+    lr_scale: str | None
+    statistic: Statistic
+    bias_correction: bool
+
+    def of(self, dtype: Any) -> "_Rule":
+        """With numbers that do not widen an array of this type."""
+        return self._replace(**{name: _narrow(getattr(self, name), dtype) for name in ("b1", "b2", "eps", "b3")})
+
+
+class _Clock(NamedTuple):
+    due: bool
+    """Known when a step is traced, because a refresh and the steps between are two programs."""
+    w: Array
+    bias_correction1: Number
+    gamma_before: Array
+    gamma: Array
+    """In force on this step: the rule's from a refresh on."""
+
+
+class _Leaf(NamedTuple):
+    """The state of one array."""
+
+    mu: Array
+    nu: Array
+    v: Array
+    level: Array
+    brake: Array
+
+
+def _narrow(number: Number, dtype: Any) -> Number:
+    return number.astype(dtype) if isinstance(number, jax.Array) else number
+
+
+def _zeros(p: Any) -> Array:
+    if not jnp.issubdtype(jnp.result_type(p), jnp.floating):
+        raise ValueError(
+            f"Invalid params: an array of {jnp.result_type(p)}, expected floating point; for complex ones wrap the "
+            "optimizer in optax.contrib.split_real_and_imaginary"
+        )
+    return jnp.zeros_like(p, dtype=jnp.promote_types(jnp.result_type(p), jnp.float32))
+
+
+def _weight(b: Number, n: Array) -> Array:
+    """1 - b^n, where b is so near to 1 that float32 could not subtract."""
+    if isinstance(b, jax.Array):
+        return 1 - b**n
+    return -jnp.expm1(n * (math.log(b) if b > 0 else -math.inf))
+
+
+def _step(
+    rule: _Rule, due: bool, updates: optax.Updates, state: ScaleByAnonState, count: Array, n: Array
+) -> tuple[optax.Updates, ScaleByAnonState]:
+    gamma = jnp.asarray(rule.gamma, state.gamma.dtype) if due else state.gamma
+    bias_correction1 = _weight(rule.b1, count) if rule.bias_correction else 1.0
+    clock = _Clock(due, _weight(rule.b2, n), bias_correction1, state.gamma, gamma)
+    grads, tree = jax.tree.flatten(updates)
+    leaves = map(_Leaf._make, zip(*map(tree.flatten_up_to, state[2:]), strict=True))
+    stepped = [_step_one(rule, clock, g, leaf) for g, leaf in zip(grads, leaves, strict=True)]
+    scaled = tree.unflatten([update for update, _ in stepped])
+    columns = zip(*(leaf for _, leaf in stepped), strict=True) if stepped else [()] * len(_Leaf._fields)
+    return scaled, ScaleByAnonState(count, gamma, *map(tree.unflatten, columns))
+
+
+def _step_one(rule: _Rule, clock: _Clock, grad: Array, leaf: _Leaf) -> tuple[Array, _Leaf]:
+    mu, nu, v, level, brake = leaf
+    dtype, guard = mu.dtype, rule.guard
+    g, rule = grad.astype(dtype), rule.of(dtype)
+    gamma, w = clock.gamma.astype(dtype), clock.w.astype(dtype)
+    bias_correction1 = _narrow(clock.bias_correction1, dtype)
+
+    mu = rule.b1 * mu + (1 - rule.b1) * g
+    sample = _second_moment(rule, g, mu)
+    nu = rule.b2 * nu + (1 - rule.b2) * sample
+    if clock.due:
+        v, level = _refresh(rule, clock, nu, w, v, level)
+    elif guard.touch:
+        sigma = jnp.maximum(sample + rule.eps, guard.floor * level)
+        v = jnp.where((v == 0) & (g != 0), _exp(-gamma / 2 * _log(sigma)), v)
+    if guard.clip < math.inf:
+        v = jnp.minimum(v, _clip_limit(mu, guard.clip * bias_correction1, gamma))
+
+    update = v * mu / bias_correction1
+    if rule.lr_scale == "tensor":
+        update = update / _scale_of(level, gamma)
+    if guard.brake and v.size >= BRAKED:
+        factor, brake = _braked(rule, clock, sample, nu / w, v, level, brake)
+        update = update * factor
+    if clock.due:
+        nu = jnp.zeros_like(nu)
+    return update.astype(grad.dtype), _Leaf(mu, nu, v, level, brake)
+
+
+# What follows says in jnp what `_idu` says in torch, where each piece is explained.
+
+
+def _log(x: Array) -> Array:
+    limits = jnp.finfo(x.dtype)
+    return jnp.log(jnp.clip(x, limits.tiny, limits.max))
+
+
+def _exp(x: Array) -> Array:
+    limits = jnp.finfo(x.dtype)
+    return jnp.clip(jnp.exp(x), limits.tiny, limits.max)
+
+
+def _finite_positive(x: Array) -> Array:
+    return (x > 0) & (x < math.inf)
+
+
+def _second_moment(rule: _Rule, g: Array, mu: Array) -> Array:
+    if rule.statistic == "gradient":
+        return g * g
+    sample = jnp.square(g - mu) if rule.statistic == "belief" else rule.statistic(g, mu)  # pyright: ignore
+    if rule.guard.touch:  # a coordinate without a gradient teaches nothing
+        return jnp.where((g != 0) | (rule.gamma == 0), sample, 0)
+    return sample
+
+
+def _refresh(rule: _Rule, clock: _Clock, nu: Array, w: Array, v: Array, level: Array) -> tuple[Array, Array]:
+    gamma, guard = clock.gamma.astype(v.dtype), rule.guard
+    first_seen = v == 0
+    v = jnp.where(clock.gamma_before != clock.gamma, 0, v)
+    sigma = nu / w + rule.eps
+    taught = _finite_positive(nu)
+    mean = jnp.where(taught, sigma, 0).sum() / jnp.maximum(taught.sum(), 1).astype(v.dtype)
+    level = _mix_level(level, mean, rule.b3)
+
+    sigma = jnp.where(first_seen, nu / (1 - rule.b2) + rule.eps, sigma)
+    sigma = jnp.maximum(sigma, guard.floor * mean)
+    new = gamma * _log(sigma)
+    mixed = jnp.logaddexp(-2 * _log(v) + jnp.log(rule.b3), new + jnp.log1p(-rule.b3))
+    refreshed = _exp(jnp.where(v == 0, new, mixed) / -2)
+    if guard.touch:
+        refreshed = jnp.where(taught, refreshed, v)
+    return jnp.where(gamma == 0, 1, refreshed), level
+
+
+def _mix_level(level: Array, mean: Array, b3: Number) -> Array:
+    limits = jnp.finfo(level.dtype)
+    mixed = jnp.clip(jnp.where(level > 0, b3 * level + (1 - b3) * mean, mean), limits.tiny, limits.max)
+    return jnp.where(mean > 0, mixed, level)
+
+
+def _scale_of(level: Array, gamma: Array) -> Array:
+    return jnp.where(level > 0, _exp((1 - gamma) / 2 * _log(level)), 1)
+
+
+def _clip_limit(mu: Array, bound: Number, gamma: Array) -> Array:
+    tiny = jnp.finfo(mu.dtype).tiny
+    limit = (bound / jnp.maximum(abs(mu), tiny)) ** gamma
+    return jnp.where(gamma > 0, jnp.maximum(limit, tiny), math.inf)
+
+
+def _braked(
+    rule: _Rule, clock: _Clock, sample: Array, sigma: Array, v: Array, level: Array, brake: Array
+) -> tuple[Array, Array]:
+    """What the update is multiplied by, and the brake after the step."""
+    gamma = clock.gamma.astype(v.dtype)
+    foreseen, average, excess = brake
+    if clock.due:
+        powers = sigma * v * v
+        power = (jnp.where(powers < math.inf, powers, 0) / v.size).sum()
+        foreseen = jnp.maximum(power, _scale_of(level, gamma) ** 2)
+        foreseen = jnp.where(_finite_positive(power) & (foreseen < math.inf), foreseen, 0)
+        fresh = jnp.stack([foreseen, foreseen, jnp.ones_like(foreseen)])
+        return jnp.ones_like(excess), fresh
+    factor = jnp.where(gamma > 0, jnp.maximum(excess, 1) ** (-gamma / 2), 1)
+    power = (jnp.fmin(sample * v * v, TAIL * foreseen) / v.size).sum()
+    average = average + (1 - rule.b1) * (power - average)
+    ratio = average / foreseen
+    risen = jnp.where((foreseen > 0) & (ratio < math.inf), jnp.maximum(excess, ratio), excess)
+    return factor, jnp.where(gamma > 0, jnp.stack([foreseen, average, risen]), brake)
