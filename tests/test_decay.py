@@ -233,6 +233,11 @@ def test_too_much_decay_is_told_with_the_most_that_is_possible():
     Anon(model.parameters(), lr=4.0, weight_decay=0.25)
     with pytest.raises(ValueError, match=r"1 - lr \* weight_decay = -0\.2; it may be at most 0\.25 here"):
         Anon(model.parameters(), lr=4.0, weight_decay=0.3)
+    for lr in (1.5, 6.0, 7.0, 49.0, 1e3):
+        with pytest.raises(ValueError, match="may be at most") as refused:
+            Anon(model.parameters(), lr=lr, weight_decay=3.0)
+        most = float(str(refused.value).partition("it may be at most ")[2].split()[0])
+        Anon(model.parameters(), lr=lr, weight_decay=most)
 
 
 def test_refuses_parameters_that_do_not_exist_yet():

@@ -102,9 +102,9 @@ class Anon(Optimizer):
             accumulates it any more, and its memory is freed. A step beyond starts it anew, and says so once.
         guard: see :class:`Guard`; None gives the printed algorithm.
         lr_scale: "tensor" divides the update of each tensor by mean(sigma)^((1 - gamma)/2). lr then has about
-            Adam's unit at every gamma from -1 to 2; the best is 1 to 4 times Adam's. It changes what is adapted: the
-            response to the scale of a whole tensor's gradient becomes Adam's (A = 1), and only the response between
-            its coordinates is gamma; on a tensor of one element the method is Adam's.
+            Adam's unit at every gamma from -1 to 2; for gammas from 0 on the best is 1/2 to 8 times Adam's. It changes
+            what is adapted: the response to the scale of a whole tensor's gradient becomes Adam's (A = 1), and only
+            the response between its coordinates is gamma; on a tensor of one element the method is Adam's.
         statistic: what the second moment averages: "gradient" (g^2), "belief" ((g - m)^2) or a function
             `(grad, exp_avg) -> tensor >= 0`, which stays out of the state dict. With `Guard.touch` a step on which
             a coordinate's own gradient is zero adds nothing.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable
+from decimal import ROUND_FLOOR, Context
 from numbers import Real
 from typing import Any
 
@@ -99,13 +100,18 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"Invalid statistic: {group['statistic']!r}, expected a name with fused=True")
 
 
+def _rounded_down(x: float) -> float:
+    """To three digits."""
+    return float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal_from_float(x))
+
+
 def check_decay(lr: float, weight_decay: float, coupled: str = "decoupled_weight_decay=False") -> None:
     """Decoupled decay multiplies by 1 - lr * weight_decay, which must not be negative; `coupled` is the other kind."""
     product = lr * weight_decay
     if product > 1:
         raise ValueError(
-            f"Invalid weight_decay: {weight_decay!r} with lr {lr!r}: decoupled decay would multiply the "
-            f"parameters by 1 - lr * weight_decay = {1 - product:.3g}; it may be at most {1 / lr:.3g} here. Use "
+            f"Invalid weight_decay: {weight_decay!r} with lr {lr!r}: decoupled decay would multiply the parameters by "
+            f"1 - lr * weight_decay = {1 - product:.3g}; it may be at most {_rounded_down(1 / lr):g} here. Use "
             f"{coupled} (as SGD recipes do), or, if lr is so large because gamma is small, "
             'lr_scale="tensor" with a learning rate of Adam\'s size'
         )

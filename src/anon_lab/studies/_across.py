@@ -6,7 +6,7 @@ from itertools import product
 from typing import NamedTuple
 
 from anon_lab.significance import combined, is_better, p_value
-from anon_lab.studies._report import Line, against
+from anon_lab.studies._report import Line, against, flatters
 from anon_lab.studies._spec import Section
 
 
@@ -14,7 +14,8 @@ class Test(NamedTuple):
     """On one task."""
 
     p: float
-    """Welch's; 0 where all seeds of one side diverged."""
+    """Welch's; 0 where so many runs of one side diverged that it has no mean, 1 where the better mean is that of
+    whoever lost more runs."""
     better: bool
     """Whether Anon's mean is the better one."""
     verdict: str
@@ -37,8 +38,8 @@ class Across:
 
     def sentence(self) -> str:
         p, better = self.summed()
-        word, count = ("ahead of", self.ahead) if better else ("behind", len(self.tests) - self.ahead)
-        return f"γ {self.gamma:g} is {word} {self.reference} on {count} of {len(self.tests)} tasks (p = {p:.2g})"
+        met = f"γ {self.gamma:g} is ahead of {self.reference} on {self.ahead} of {len(self.tests)} tasks"
+        return f"{met}, in sum {'ahead' if better else 'behind'} (p = {p:.2g})"
 
     def row(self) -> list[str]:
         p, better = self.summed()
@@ -52,11 +53,12 @@ FOUND_ON = {1.5: ("zipf", "gpt 1m")}
 """Tasks on which a gamma was singled out, and so have no say in what it adds up to."""
 
 
-def across(grounds: Iterable[tuple[str, Sequence[Line]]], references: Sequence[str]) -> list[Across]:
+def across(grounds: Iterable[Sequence[Line]], references: Sequence[str]) -> list[Across]:
     """By reference, then by gamma, where there are several tasks with several seeds of both. A task that two studies
     have reported on counts as the first one did that had this gamma."""
     found: dict[tuple[str, float], dict[str, Test]] = {}
-    for ground, contenders in grounds:
+    for contenders in grounds:
+        ground = contenders[0].ground.name
         named = {line.label: line for line in contenders if line.label in references}
         ours = (line for line in contenders if "gamma" in line.settings)
         for reference, line in product(named.values(), ours):
@@ -70,9 +72,11 @@ def across(grounds: Iterable[tuple[str, Sequence[Line]]], references: Sequence[s
 def _test(line: Line, reference: Line) -> Test | None:
     """None where there are too few seeds to tell."""
     verdict = against(line, reference)
-    if min(len(line.records), len(reference.records)) > 1 and not (line.values and reference.values):
-        return Test(0.0, verdict == "better", verdict) if line.values or reference.values else None
-    p = p_value(line.values, reference.values)
+    if min(len(line.records), len(reference.records)) < 2 or (line.has_failed and reference.has_failed):
+        return None
+    if line.has_failed or reference.has_failed:
+        return Test(0.0, verdict == "better", verdict)
+    p = 1.0 if flatters(line, reference) else p_value(line.values, reference.values)
     return None if p is None else Test(p, is_better(line.values, reference.values, line.ground.metric), verdict)
 
 
@@ -80,9 +84,9 @@ def section(title: str, found: Sequence[Across]) -> Section:
     apart = "; ".join(f"γ {gamma:g} without {' and '.join(tasks)}" for gamma, tasks in FOUND_ON.items())
     text = (
         "How often Anon's mean is the better one, how often that is told apart, and Stouffer's test over all of them: "
-        "do small differences of one direction add up? Tasks that contradict each other cancel there; one that was "
-        "trained for two lengths counts twice. Of so many rows "
-        f"one in twenty is below 0.05 by chance. Tasks on which a gamma was found are left out: {apart}."
+        "do small differences of one direction add up? Tasks that contradict each other cancel there. The test takes "
+        "tasks to be independent; those that share a network or a text are less so, which makes p too small. Of so "
+        f"many rows one in twenty is below 0.05 by chance. Tasks on which a gamma was found are left out: {apart}."
     )
     head = ["", "against", "tasks", "ahead", "better / level / worse", "in sum"]
     return Section(title, [head, *(each.row() for each in found)], text)

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from anon_lab.files import write_bytes, write_json, write_text
-from anon_lab.significance import p_value, verdict
+from anon_lab.significance import is_better, p_value, verdict
 from anon_lab.studies import _plots
 from anon_lab.studies._results import Record, Results, value
-from anon_lab.studies._spec import Ground, Job, Section, Study
+from anon_lab.studies._spec import Ground, Job, Section, Stage, Study
 from anon_lab.studies._training import missing
 from anon_lab.tables import _pictures
 from anon_lab.tables._words import NONE, as_rich, spread
@@ -42,21 +42,36 @@ class Line:
         numbers = (value(record, self.ground.metric) for record in self.records)
         return [number for number in numbers if number is not None]
 
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Values of the runs that did not diverge."""
+        numbers = ((record["settings"]["seed"], value(record, self.ground.metric)) for record in self.records)
+        return {seed: number for seed, number in numbers if number is not None}
+
+    @property
+    def lost(self) -> int:
+        """Runs that diverged."""
+        return len(self.records) - len(self.values)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether so many runs diverged that there is no mean, or no spread."""
+        return len(self.values) < min(2, len(self.records))
+
     def measured(self) -> str:
-        lost = len(self.records) - len(self.values)
         if not self.values:
             return "diverged"
-        return spread(self.values) + (f" ({lost} of {len(self.records)} diverged)" if lost else "")
+        return spread(self.values) + (f" ({self.lost} of {len(self.records)} diverged)" if self.lost else "")
 
 
-def lines(study: Study, results: Results) -> dict[str, list[Line]]:
+def lines(stages: Sequence[Stage], results: Results) -> dict[str, list[Line]]:
     """By ground, the contenders that were reported on, in the order of the stages."""
 
     def line(label: str, over: Sequence[tuple[Job, Record]]) -> Line:
         first = over[0][0]
         return Line(label, first.ground, first.values, [record for _, record in over])
 
-    jobs = [job for stage in study.stages for job in stage.jobs(results) if job.report]
+    jobs = [job for stage in stages for job in stage.jobs(results) if job.report]
     return {ground: [line(*each) for each in found.items()] for ground, found in _over(jobs, results).items()}
 
 
@@ -78,14 +93,21 @@ def _over(jobs: Sequence[Job], results: Results) -> dict[str, dict[str, list[tup
 
 
 def against(line: Line, other: Line | None) -> str:
-    """The verdict on the line in a word."""
+    """The verdict on the line in a word. Of runs that diverged nothing is left to compare, so whoever lost more of them
+    is not called better for those that are left."""
     if other is None or other is line or not (line.values or other.values):
         return NONE
-    if not line.values or not other.values:  # all runs of one diverged
-        return "better" if line.values else "worse"
-    if min(len(line.values), len(other.values)) < 2:
+    if line.has_failed != other.has_failed:
+        return "better" if other.has_failed else "worse"
+    if min(len(line.records), len(other.records)) < 2:
         return "one seed"
-    return verdict(line.values, other.values, line.ground.metric)
+    return "tie" if flatters(line, other) else verdict(line.values, other.values, line.ground.metric)
+
+
+def flatters(line: Line, other: Line) -> bool:
+    """Whether the better mean is that of whoever lost more runs."""
+    ours_is = is_better(line.values, other.values, line.ground.metric)
+    return line.lost != other.lost and ours_is == (line.lost > other.lost)
 
 
 def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]:
@@ -218,7 +240,7 @@ def costs(results: Results) -> Section:
 
 def save(name: str, study: Study, results: Results, command: str, place: Path, console: Console) -> list[Path]:
     """Print the tables; write README.md, NAME.json and a picture for each ground and matrix."""
-    found = lines(study, results)
+    found = lines(study.stages, results)
     sections = [
         *reported(study, found),
         *study.sections(results),

@@ -25,17 +25,15 @@ class Results:
     """
 
     def __init__(self, path: Path, *others: Path) -> None:
-        self.path = path
-        self.borrowed = {key: record for other in others for key, record in _read(_whole(other), other)}
+        self.path, self.paths = path, (path, *others)
+        self.borrowed = {key: record for other in others for key, record in _read(other)}
         self._known: dict[str, Any] = {}
-        whole = _whole(path)
-        if path.exists() and path.stat().st_size != len(whole):  # a process was killed while it wrote
-            write_bytes(path, whole)
-        self.records: dict[str, Record] = dict(_read(whole, path))
+        self.records: dict[str, Record] = dict(_read(path))
 
     def add(self, record: Record) -> None:
         line = json.dumps(finite(record), allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        _forget_half_line(self.path)
         with self.path.open("ab") as file:
             file.write(line.encode())
             file.flush()
@@ -66,13 +64,20 @@ class Results:
         return found
 
 
-def _whole(path: Path) -> bytes:
-    """The file up to the end of its last whole line."""
-    content = path.read_bytes() if path.exists() else b""
+def _whole(content: bytes) -> bytes:
+    """Up to the end of the last whole line."""
     return content[: content.rfind(b"\n") + 1]
 
 
-def _read(lines: bytes, path: Path) -> Iterator[tuple[str, Record]]:
+def _forget_half_line(path: Path) -> None:
+    """Of a process that was killed while it wrote. Not for those who only read: the writer may be at it now."""
+    content = path.read_bytes() if path.exists() else b""
+    if len(whole := _whole(content)) < len(content):
+        write_bytes(path, whole)
+
+
+def _read(path: Path) -> Iterator[tuple[str, Record]]:
+    lines = _whole(path.read_bytes()) if path.exists() else b""
     for number, line in enumerate(lines.decode().splitlines(), 1):
         try:
             record = json.loads(line)
@@ -192,6 +197,11 @@ def chosen(contender: Contender, ground: Ground, results: Results) -> Mapping[st
 
 Field = Callable[[Results], Sequence[Contender]]
 """Who takes part, which may follow from results; nobody as long as it is not known."""
+
+
+def always(contenders: Sequence[Contender]) -> Field:
+    """Whatever the results are."""
+    return lambda results: contenders
 
 
 def search(field: Field, ground: Ground, rounds: int = 3) -> list[Stage]:

@@ -184,7 +184,7 @@ class _Trainer:
             if set(begun) - {data}:
                 raise ValueError(
                     f"{label} on {ground!r} was trained on other data before: give the same, or take its lines "
-                    f"out of {self.results.path}"
+                    f"out of {' and '.join(map(str, self.results.paths))}"
                 )
 
     def _record(

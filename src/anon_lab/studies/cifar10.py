@@ -8,20 +8,10 @@ from functools import partial
 from itertools import product
 from statistics import mean
 
-from anon_lab.studies._candidates import Candidate
 from anon_lab.studies._grounds import RESNET, confirmed
-from anon_lab.studies._results import Results, report, search, tuned, value
-from anon_lab.studies._spec import (
-    ACCURACY,
-    FIRST_SEED,
-    Contender,
-    Ground,
-    Job,
-    Stage,
-    Study,
-    anon_defaults,
-)
-from anon_lab.studies.guards import anon, baselines
+from anon_lab.studies._results import Results, always, report, search, tuned, value
+from anon_lab.studies._spec import ACCURACY, FIRST_SEED, Contender, Ground, Job, Stage, Study
+from anon_lab.studies.guards import anon_by_default, baselines
 from anon_lab.tables._spec import Heat
 from anon_lab.tables._words import spread
 from anon_lab.tasks import Recipe
@@ -37,8 +27,7 @@ DEFAULT = "β3 0.5, growth 2"
 
 def contenders() -> list[Contender]:
     """With equally many trials: those of the guards' study, and gamma 0.5 by SGD's recipe at rates in its own unit."""
-    defaults = Candidate("default", anon_defaults())
-    below, low, half, high = (anon(defaults, gamma, RESNET) for gamma in (-0.1, 0.0, 0.5, 1.0))
+    below, low, half, high = (anon_by_default(gamma, RESNET) for gamma in (-0.1, 0.0, 0.5, 1.0))
     betas = ("betas", ((0.9, 0.95), (0.9, 0.99)))
     half = replace(half, axes=(("lr", (0.025, 0.05, 0.1, 0.2, 0.4)), betas, *half.axes[1:]))
     adamw, sgdm = baselines(RESNET)
@@ -89,11 +78,7 @@ def _ablated(brief: Ground, label: str) -> Ground:
 
 def study(tiny: bool = False) -> Study:
     short, long, brief = grounds(tiny)
-    cells = ablation(short, brief)
-
-    def field(results: Results) -> list[Contender]:
-        del results
-        return contenders()
+    field, cells = always(contenders()), ablation(short, brief)
 
     def values(results: Results, label: str, beta3: float, growth: float) -> list[float]:
         """Of the seeds that are done."""

@@ -8,8 +8,8 @@ from functools import partial
 from anon_lab.studies._candidates import CANDIDATES, WORST, Candidate, Cell, ordered, screened
 from anon_lab.studies._grounds import BASELINES, Grounds, Rates, confirmed, settled
 from anon_lab.studies._report import in_words
-from anon_lab.studies._results import Results, report, search, tried, tuned, worth
-from anon_lab.studies._spec import Contender, Job, Section, Stage, Study
+from anon_lab.studies._results import Results, always, report, search, tried, tuned, worth
+from anon_lab.studies._spec import Contender, Job, Section, Stage, Study, anon_defaults
 from anon_lab.tables._spec import Heat
 
 GAMMA = 1.0
@@ -55,6 +55,11 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
     axes = (("lr", tuple(10 * lr for lr in rates.sgd)), ("weight_decay", (more,)))
     coupled = {**candidate.values, "gamma": gamma, "weight_decay": decay, "decoupled_weight_decay": False}
     return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, coupled)
+
+
+def anon_by_default(gamma: float, rates: Rates) -> Contender:
+    """Anon as it is."""
+    return anon(Candidate("default", anon_defaults()), gamma, rates)
 
 
 @dataclass(frozen=True)
@@ -158,11 +163,7 @@ def _theirs(grounds: Grounds) -> list[Contender]:
 def _baseline_searches(all_grounds: Sequence[Grounds]) -> list[Stage]:
     """Before any candidate's turn, which needs AdamW's lr."""
 
-    def field(grounds: Grounds, results: Results) -> list[Contender]:
-        del results
-        return _theirs(grounds)
-
-    return [stage for each in all_grounds for stage in search(partial(field, each), each.ground)]
+    return [stage for each in all_grounds for stage in search(always(_theirs(each)), each.ground)]
 
 
 def study(tiny: bool = False) -> Study:

@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 from statistics import mean
 
-from anon_lab.studies._candidates import Candidate
 from anon_lab.studies._grounds import Grounds, confirmed
-from anon_lab.studies._report import lines
-from anon_lab.studies._results import Results, check, report, search
-from anon_lab.studies._spec import Contender, Ground, Section, Stage, Study, anon_defaults
-from anon_lab.studies.guards import anon, baselines
+from anon_lab.studies._report import Line, lines
+from anon_lab.studies._results import Results, always, check, report, search
+from anon_lab.studies._spec import Contender, Ground, Section, Stage, Study
+from anon_lab.studies.guards import anon_by_default, baselines
 from anon_lab.tables._words import NONE
 
 NAMES = ("gpt 1m, untied", "gpt 20m, tied")
@@ -24,8 +23,7 @@ LENGTHS = 2
 
 
 def contenders(grounds: Grounds) -> list[Contender]:
-    defaults = Candidate("default", anon_defaults())
-    return [baselines(grounds.rates)[0], *(anon(defaults, gamma, grounds.rates) for gamma in GAMMAS)]
+    return [baselines(grounds.rates)[0], *(anon_by_default(gamma, grounds.rates) for gamma in GAMMAS)]
 
 
 def longer(ground: Ground) -> Ground:
@@ -39,10 +37,7 @@ def longer(ground: Ground) -> Ground:
 def stages(grounds: Grounds) -> list[list[Stage]]:
     """Of each length, the shortest first, which is the guards' own."""
 
-    def field(results: Results) -> list[Contender]:
-        del results
-        return contenders(grounds)
-
+    field = always(contenders(grounds))
     found, ground = [[*search(field, grounds.ground), report(field, grounds.ground)]], grounds.ground
     for _ in range(LENGTHS):
         ground = longer(ground)
@@ -55,17 +50,25 @@ def leads(reports: Sequence[Stage], results: Results) -> list[Section]:
     labels = [f"Anon γ {gamma:g}" for gamma in GAMMAS]
     head = ["", "steps", "AdamW", *(word for label in labels for word in (label, "ahead by"))]
     body = []
-    for ground, contenders in lines(Study("", "", reports), results).items():
-        named = {line.label: line for line in contenders if line.values}
+    for ground, contenders in lines(reports, results).items():
+        named = {line.label: line for line in contenders}
         if "AdamW" not in named or len(named) == 1:
             continue
         theirs = named["AdamW"]
         row = [ground, f"{theirs.ground.recipe.steps:,}", theirs.measured()]
         for label in labels:
             ours = named.get(label)
-            row += [ours.measured(), f"{mean(theirs.values) - mean(ours.values):.3f}"] if ours else [NONE, NONE]
+            row += [ours.measured(), lead(ours, theirs)] if ours else [NONE, NONE]
         body.append(row)
-    return [Section("The lead by length", [head, *body], "Fresh seeds, test set, nats per token.")] if body else []
+    text = (
+        "Fresh seeds, test set, nats per token; ahead by: over the seeds that both have, which share weights and data."
+    )
+    return [Section("The lead by length", [head, *body], text)] if body else []
+
+
+def lead(ours: Line, theirs: Line) -> str:
+    seeds = ours.by_seed.keys() & theirs.by_seed.keys()
+    return f"{mean(theirs.by_seed[seed] - ours.by_seed[seed] for seed in seeds):.3f}" if seeds else NONE
 
 
 def study(tiny: bool = False) -> Study:

@@ -2,10 +2,11 @@
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
+from typing import NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -29,32 +30,40 @@ Panels = Mapping[str, Sequence[Line]]
 """By name, the contenders that were reported on."""
 
 
-def collected(results: Path) -> tuple[dict[str, Sequence[Line]], list[Section]]:
-    """Of every study the grounds on which Anon met a reference, as panels and as tables, in their order; what a study
-    has from one that it builds on, once."""
-    panels: dict[str, Sequence[Line]] = {}
-    sections: list[Section] = []
-    seen: set[str] = set()
-    for name, study, by_ground in _reports(results):
-        if study.sweeps_gamma:
-            continue
-        found = {
-            ground if name == "guards" else f"{name}, {ground}": contenders
-            for ground, contenders in by_ground.items()
-            if ground not in seen and _references(contenders) and _ours(contenders)
-        }
-        seen |= by_ground.keys()
-        panels |= found
-        sections += reported(study, found)
-    return panels, sections
+class Report(NamedTuple):
+    """What a study that has been begun reports on, by ground."""
+
+    name: str
+    study: Study
+    grounds: dict[str, list[Line]]
 
 
-def _reports(results: Path) -> Iterator[tuple[str, Study, dict[str, list[Line]]]]:
-    """Of every study that has been begun."""
+def read(results: Path) -> list[Report]:
+    found = []
     for name in NAMES:
         if (folder(name, results, tiny=False) / "runs.jsonl").exists():
             study = load(name)
-            yield name, study, lines(study, trained(name, study, results))
+            found.append(Report(name, study, lines(study.stages, trained(name, study, results))))
+    return found
+
+
+def collected(reports: Sequence[Report]) -> tuple[dict[str, list[Line]], list[Section]]:
+    """The grounds on which Anon met a reference, as panels and as tables, in their order; a ground of several studies
+    is one, to which each adds the contenders that those before it have not."""
+    met: dict[str, tuple[str, Study, dict[str, Line]]] = {}
+    for name, study, grounds in reports:
+        for ground, contenders in () if study.sweeps_gamma else grounds.items():
+            *_, merged = met.setdefault(ground, (ground if name == "guards" else f"{name}, {ground}", study, {}))
+            for line in contenders:
+                merged.setdefault(line.label, line)
+    panels: dict[str, list[Line]] = {}
+    sections: list[Section] = []
+    for name, study, merged in met.values():
+        contenders = list(merged.values())
+        if _references(contenders) and _ours(contenders):
+            panels[name] = contenders
+            sections += reported(study, {name: contenders})
+    return panels, sections
 
 
 def _references(contenders: Sequence[Line]) -> list[Line]:
@@ -134,13 +143,14 @@ def _draw(axis: Axes, contenders: Sequence[Line]) -> None:
 
 def save(results: Path, console: Console) -> list[Path]:
     """Print the tables; write README.md and overview.svg."""
-    panels, sections = collected(results)
+    reports = read(results)
+    panels, sections = collected(reports)
     if not panels:
         raise ValueError(f"there is no report in {results} yet: anon study writes them")
-    reports = [each for *_, by_ground in _reports(results) for each in by_ground.items()]
-    found = across(reports, REFERENCES)
+    grounds = [contenders for report in reports for contenders in report.grounds.values()]
+    found = across(grounds, REFERENCES)
     summary = summed_up(found, panels)
-    gpts = across([each for each in reports if each[1][0].ground.task == "gpt"], REFERENCES)
+    gpts = across([each for each in grounds if each[0].ground.task == "gpt"], REFERENCES)
     sums = (section("Over all tasks", found), section("Over the GPTs", gpts))
     sections = [*(each for each in sums if len(each.lines) > 1), *sections]
     for each in sections:
