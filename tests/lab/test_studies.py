@@ -798,7 +798,7 @@ def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.Mo
                 results.add(record(job, numbers[job.label][job.seed - FIRST_SEED]))
         written[study] = made
 
-    loss = replace(GROUND, name="text", metric=LOSS)
+    loss = another("text", metric=LOSS)
     lost = [None] * 3
     write(
         "guards", {"AdamW": [70, 71, 69], "Anon γ 1": [80, 81, 82], "Anon γ 2": lost, "Anon γ 0": [60, 61, 62]}, GROUND
@@ -831,10 +831,28 @@ def made_line(label: str, ground: Ground, values: list[Any]) -> _report.Line:
     return _report.Line(label, ground, contender(label).fixed, [record(job, each) for each in values])
 
 
+def another(name: str, **changes: Any) -> Ground:
+    """A ground on another network."""
+    return replace(GROUND, name=name, options={"part": name}, **changes)
+
+
+def test_a_network_counts_once_with_its_longest_runs() -> None:
+    good, bad = [1.0, 1.01, 1.02], [2.0, 2.01, 2.02]
+    short, other = another("a", metric=LOSS), another("b", metric=LOSS)
+    long, same = (replace(short, name=f"a, {steps}", recipe=RECIPE.changed(steps=steps)) for steps in (9, 2))
+    for order in ((short, long, same, other), (long, short, same, other)):
+        grounds = [[made_line("AdamW", each, bad), made_line("Anon γ 1", each, good)] for each in order]
+        grounds[order.index(long)] = [made_line("AdamW", long, good), made_line("Anon γ 1", long, bad)]
+        (found,) = _across.across(grounds, ("AdamW",))
+        assert [test.verdict for test in found.tests] == ["worse", "better"]
+        without_long = [each for each in grounds if each[0].ground is not long]
+        assert [test.verdict for test in _across.across(without_long, ("AdamW",))[0].tests] == ["better", "better"]
+
+
 def test_small_differences_add_up_over_tasks() -> None:
     """Each task is a tie with t = 1.2247 and 4 degrees of freedom: p = 0.288, z = 1.063."""
     low, high = [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]
-    a, b, c, d = (replace(GROUND, name=name, metric=ACCURACY if name in "bd" else LOSS) for name in "abcd")
+    a, b, c, d = (another(name, metric=ACCURACY if name in "bd" else LOSS) for name in "abcd")
     three = [
         [made_line("AdamW", a, high), made_line("Anon γ 1", a, low), made_line("Anon γ 0", a, low)],
         [made_line("AdamW", b, low), made_line("Anon γ 1", b, high)],
@@ -848,7 +866,7 @@ def test_small_differences_add_up_over_tasks() -> None:
     p, better = found.summed()
     assert better
     assert p == pytest.approx(0.0656, rel=1e-2)  # z = 1.063 sqrt 3
-    assert found.sentence() == f"γ 1 is ahead of AdamW on 3 of 3 tasks, in sum ahead (p = {p:.2g})"
+    assert found.sentence() == f"γ 1 is ahead of AdamW on 3 of 3 tasks (in sum level, p = {p:.2g})"
     assert found.row() == ["Anon γ 1", "AdamW", "3", "3", "0 / 3 / 0", f"level, p = {p:.2g}"]
     assert _across.section("Over all", [found]).lines[1:] == [found.row()]
     zipf = [replace(line, ground=replace(a, name="zipf")) for line in three[0]]
@@ -867,12 +885,12 @@ def test_divergence_counts_over_tasks_too() -> None:
     met = {"a": (fine, lost), "b": (fine, fine), "c": (lost, lost), "d": (fine, [1.0, None, None])}
     grounds = []
     for name, (theirs, ours) in met.items():
-        ground = replace(GROUND, name=name, metric=LOSS)
+        ground = another(name, metric=LOSS)
         grounds.append([made_line("SGDM", ground, theirs), made_line("Anon γ 0", ground, ours)])
     (found,) = _across.across(grounds, ("AdamW", "SGDM"))
     assert [test.verdict for test in found.tests] == ["worse", "tie", "worse"]
     assert found.summed()[0] < 1e-5
-    assert found.sentence().startswith("γ 0 is ahead of SGDM on 0 of 3 tasks, in sum behind")
+    assert found.sentence().startswith("γ 0 is ahead of SGDM on 0 of 3 tasks (in sum worse, p = ")
     assert found.row()[-1].startswith("worse, p = ")
 
 
@@ -882,7 +900,7 @@ def test_whoever_loses_more_runs_is_not_better_for_the_rest(lost: int) -> None:
     loss = replace(GROUND, metric=LOSS)
     good, bad = [1.0, 1.01, 1.02][lost:] + [None] * lost, [2.0, 2.01, 2.02]
     ours, theirs = made_line("Anon γ 1", loss, good), made_line("AdamW", loss, bad)
-    other = made_line("Anon γ 1", replace(loss, name="other"), bad), made_line("AdamW", loss, bad)
+    other = made_line("Anon γ 1", another("other", metric=LOSS), bad), made_line("AdamW", loss, bad)
     (found,) = _across.across([[ours, theirs], other], ("AdamW",))
     assert _report.against(ours, theirs) == ("tie" if lost else "better")
     assert _report.against(theirs, ours) == ("tie" if lost else "worse")

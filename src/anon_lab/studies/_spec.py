@@ -57,6 +57,11 @@ class Ground:
     def key(self) -> str:
         return _key(self.name, self.task, asdict(self.recipe), dict(self.options))
 
+    @property
+    def network(self) -> str:
+        """The same for grounds that differ by the recipe alone."""
+        return json.dumps([self.task, dict(self.options)], sort_keys=True)
+
 
 @dataclass(frozen=True)
 class Job:
