@@ -1,6 +1,8 @@
 """The JAX twin: equal to the oracle step by step, and a good citizen of optax."""
 
 import math
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 import jax.numpy as jnp  # noqa: E402
+from optax._src import alias_test  # noqa: E402
 
 from anon_optim import Anon, Guard  # noqa: E402
+from anon_optim._idu import refresh_times  # noqa: E402
 from anon_optim.optax import ScaleByAnonState, anon, measure_adaptivity, scale_by_anon  # noqa: E402
 from oracle import printed  # noqa: E402
 from test_oracle import (  # noqa: E402
@@ -150,7 +154,7 @@ def test_gamma_and_lr_may_change(x64):
     changes = {10: {"gamma": 0.5, "lr": 0.02}, 30: {"gamma": 0.0}, 50: {"gamma": 1.5}}
     _, expected = guarded_history(gradients, theta, changes, lr=0.01, gamma=1.0)
 
-    optimizer = optax.inject_hyperparams(anon, static_args=("growth",))(learning_rate=0.01, gamma=1.0)
+    optimizer = optax.inject_hyperparams(anon)(learning_rate=0.01, gamma=1.0)
     update = jax.jit(optimizer.update)
     params = jnp.array(theta)
     state, thetas = optimizer.init(params), []
@@ -173,9 +177,16 @@ def test_learning_rate_may_be_a_schedule(x64):
     assert_close(thetas, expected)
 
 
-def test_an_array_as_growth_is_an_error_that_says_what_to_do():
-    with pytest.raises(ValueError, match="static_args"):
-        optax.inject_hyperparams(anon)(learning_rate=0.01).init(jnp.zeros(3))
+@pytest.mark.parametrize("growth", [1.1, 1.5, 2.0, 3.0, math.inf])
+def test_refresh_times_of_an_array_are_those_of_the_number(growth):
+    """Float32 makes 11.000001 of 1.1 times 10."""
+    optimizer = optax.inject_hyperparams(scale_by_anon)(growth=growth)
+
+    def take(state, g):
+        return optimizer.update(g, state)[1], state.inner_state.refreshed
+
+    _, seen = jax.lax.scan(take, optimizer.init(jnp.zeros(())), jnp.ones(3000))
+    assert sorted(set(seen.tolist()) - {0}) == refresh_times(2999, growth)
 
 
 # A citizen of optax.
@@ -220,6 +231,13 @@ def test_state_survives_being_taken_apart():
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_step_may_write_into_the_state_it_is_given():
+    optimizer, (params, grads) = anon(0.1), some_tree()
+    update = jax.jit(optimizer.update, donate_argnums=1)
+    _, state = update(grads, optimizer.init(params), params)
+    assert of_anon(state).count == 1
+
+
 def test_runs_are_vectorised():
     optimizer, rng = anon(0.1, gamma=1.1), np.random.default_rng(0)
     gradients = jnp.array(rng.normal(size=(4, 20, 9)), jnp.float32)
@@ -251,13 +269,72 @@ def test_zero_gradients_move_nothing():
     assert not of_anon(state).v.any()
 
 
-def test_complex_parameters_are_wrapped():
-    optimizer = optax.contrib.split_real_and_imaginary(anon(0.1))
-    params = jnp.array([1 + 1j, 2 - 1j])
-    updates, _ = optimizer.update(params, optimizer.init(params), params)
-    np.testing.assert_allclose(updates, -0.05 * (np.sign(params.real) + 1j * np.sign(params.imag)), rtol=1e-6)
-    with pytest.raises(ValueError, match="split_real_and_imaginary"):
-        anon(0.1).init(params)
+def test_complex_parameters_are_torchs():
+    """Pairs of real numbers, of one tensor."""
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(size=(40, 8, 9)).astype(np.float32) * (1 + 0.1j) + 1j
+    thetas, _ = follow(anon(0.01), jnp.zeros((8, 9), jnp.complex64), jnp.array(gradients, jnp.complex64))
+    p = torch.nn.Parameter(torch.zeros(8, 9, dtype=torch.complex64))
+    optimizer = Anon([p], lr=0.01, foreach=False)
+    for g in gradients:
+        p.grad = torch.tensor(g, dtype=torch.complex64)
+        optimizer.step()
+    np.testing.assert_allclose(thetas[-1], p.detach().numpy(), atol=40 * 2**-24)
+
+
+def test_integers_are_no_parameters():
+    with pytest.raises(ValueError, match="an array of int32, expected floating point or complex"):
+        anon(0.1).init(jnp.zeros(3, jnp.int32))
+
+
+# What optax asks of its own optimizers, by its own tests.
+
+PROBLEMS = {"parabola": alias_test._setup_parabola, "rosenbrock": alias_test._setup_rosenbrock}
+
+
+def ask(name: str, monkeypatch: pytest.MonkeyPatch, **options) -> None:
+    """A test of optax's, on anon in place of one of its own."""
+    monkeypatch.setattr(alias_test.alias, "anon", anon, raising=False)
+    test = next(each for key, each in vars(alias_test.AliasTest).items() if key.startswith(name)).__wrapped__
+    test(alias_test.AliasTest(), opt_name="anon", **{"opt_kwargs": {"learning_rate": 1e-2}, **options})
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_optax_test_optimization(problem, gamma, dtype, monkeypatch):
+    options = {"learning_rate": 1e-2, "gamma": gamma}
+    ask("test_optimization", monkeypatch, opt_kwargs=options, target=PROBLEMS[problem], dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["test_optimizers_accept_extra_args", "test_optimizers_can_be_wrapped"])
+def test_optax_test(name, monkeypatch):
+    ask(name, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["test_preserve_dtype", "test_gradient_accumulation"])
+def test_optax_test_of_dtype(name, dtype, monkeypatch):
+    ask(name, monkeypatch, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_optax_test_state_shape_dtype_shard_stability(dtype, monkeypatch):
+    ask("test_state_shape_dtype_shard_stability", monkeypatch, dtype=getattr(jnp, dtype))
+
+
+def test_optax_tests_of_sharding():
+    """In a process of their own, because they want eight devices."""
+    code = (
+        "from absl.testing import absltest; from optax._src import sharding_test; from anon_optim.optax import anon\n"
+        "class T(absltest.TestCase): pass\n"
+        "for key, each in vars(sharding_test.ShardingTest).items():\n"
+        "    if key.endswith('_adam'): setattr(T, key, lambda self, f=each.__wrapped__: f(self, anon(1.0)))\n"
+        "absltest.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Ran 3 tests" in done.stderr
 
 
 @pytest.mark.parametrize(

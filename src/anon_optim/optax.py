@@ -27,9 +27,12 @@ Statistic = str | Callable[[Array, Array], Array]
 
 
 class ScaleByAnonState(NamedTuple):
-    """All of float32 at least, so that parameters of lower precision lose nothing."""
+    """All of float32 at least, so that parameters of lower precision lose nothing; of complex ones the real and the
+    imaginary part along a last axis."""
 
     count: Array  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name for the step
+    refreshed: Array
+    """The step of the last refresh."""
     gamma: Array
     """The one that v was made with."""
     mu: optax.Updates
@@ -49,7 +52,7 @@ def scale_by_anon(
     eps: Number = 1e-16,
     *,
     b3: Number = 0.5,
-    growth: Growth = 2.0,
+    growth: Growth | Array = 2.0,
     guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
     lr_scale: str | None = None,
     statistic: Statistic = "gradient",
@@ -78,13 +81,9 @@ def scale_by_anon(
     - `statistic`: what nu averages: "gradient", "belief" or a function `(g, mu) -> array >= 0`.
     - `bias_correction`: divide mu by 1 - b1^t.
 
-    Numbers may be JAX arrays, as `optax.inject_hyperparams` makes them; `growth` may not: name it in `static_args`.
+    Numbers may be JAX arrays, as `optax.inject_hyperparams` makes them. Functions that are no schedules, `growth` and
+    `statistic`, are named in its `static_args`.
     """
-    if isinstance(growth, jax.Array):
-        raise ValueError(
-            "Invalid growth: an array, but refresh times are computed before the step is traced; with "
-            "optax.inject_hyperparams say static_args=('growth',)"
-        )
     if guard is not None and not isinstance(guard, Guard):
         raise ValueError(f"Invalid guard: {guard!r}, expected Guard(...) or None")
     if guard is not None and guard.error_if_nonfinite:
@@ -98,23 +97,23 @@ def scale_by_anon(
     for name, value in {"b1": b1, "b2": b2, "b3": b3}.items():
         _check(name, value, BELOW_ONE)
     step = partial(_step, _Rule(gamma, b1, b2, eps, b3, guard, lr_scale, statistic, bias_correction))
-    times = np.array(refresh_times(LAST_EXACT_STEP, growth), np.int32)
+    after = _schedule(growth)
 
     def init(params: optax.Params) -> ScaleByAnonState:
-        zeros = jax.tree.map(_zeros, params)
-        numbers = jax.tree.map(lambda x: jnp.zeros((), x.dtype), zeros)
-        brakes = jax.tree.map(lambda x: jnp.array([0, 0, 1], x.dtype), zeros)
-        return ScaleByAnonState(
-            jnp.zeros((), jnp.int32), jnp.asarray(gamma, float), zeros, zeros, zeros, numbers, brakes
-        )
+        # Each has arrays of its own, so that a step may be given them to write into (donate_argnums).
+        count, refreshed = (jnp.zeros((), jnp.int32) for _ in range(2))
+        mu, nu, v = (jax.tree.map(_zeros, params) for _ in range(3))
+        level = jax.tree.map(lambda x: jnp.zeros((), x.dtype), v)
+        brake = jax.tree.map(lambda x: jnp.array([0, 0, 1], x.dtype), v)
+        return ScaleByAnonState(count, refreshed, jnp.array(gamma, float), mu, nu, v, level, brake)
 
     def update(
         updates: optax.Updates, state: ScaleByAnonState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, ScaleByAnonState]:
         del params
-        count = optax.safe_increment(state.count)
-        n = count - jnp.max(times, where=times < count, initial=0)
-        return jax.lax.cond((times == count).any(), partial(step, True), partial(step, False), updates, state, count, n)
+        state = state._replace(count=optax.safe_increment(state.count))
+        due = state.count == after(state.refreshed)
+        return jax.lax.cond(due, partial(step, True), partial(step, False), updates, state)
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]
 
@@ -129,7 +128,7 @@ def anon(
     mask: Any = None,
     *,
     b3: Number = 0.5,
-    growth: Growth = 2.0,
+    growth: Growth | Array = 2.0,
     guard: Guard | None = Guard(),  # noqa: B008
     lr_scale: str | None = None,
     statistic: Statistic = "gradient",
@@ -151,7 +150,13 @@ def anon(
         >>> updates, state = optimizer.update({"w": jnp.array([1.0, -2.0, 3.0])}, state, params)
         >>> params = optax.apply_updates(params, updates)
     """
-    pieces = [
+    _check("weight_decay", weight_decay, NOT_NEGATIVE)
+    if not callable(learning_rate):
+        _check("learning_rate", learning_rate, NOT_NEGATIVE)
+    if isinstance(learning_rate, int | float) and isinstance(weight_decay, int | float):
+        check_decay(learning_rate, weight_decay, "optax.add_decayed_weights before scale_by_anon")
+    without = not isinstance(weight_decay, jax.Array) and weight_decay == 0  # and so without need of params
+    return optax.chain(
         scale_by_anon(
             gamma,
             b1,
@@ -163,16 +168,10 @@ def anon(
             lr_scale=lr_scale,
             statistic=statistic,
             bias_correction=bias_correction,
-        )
-    ]
-    _check("weight_decay", weight_decay, NOT_NEGATIVE)
-    if not callable(learning_rate):
-        _check("learning_rate", learning_rate, NOT_NEGATIVE)
-    if isinstance(learning_rate, int | float) and isinstance(weight_decay, int | float):
-        check_decay(learning_rate, weight_decay, "optax.add_decayed_weights before scale_by_anon")
-    if isinstance(weight_decay, jax.Array) or weight_decay != 0:
-        pieces.append(optax.add_decayed_weights(weight_decay, mask))
-    return optax.chain(*pieces, optax.scale_by_learning_rate(learning_rate))
+        ),
+        optax.identity() if without else optax.add_decayed_weights(weight_decay, mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
 
 
 def measure_adaptivity(optimizer: optax.GradientTransformation, gradients: optax.Updates) -> optax.Updates:
@@ -241,13 +240,32 @@ def _narrow(number: Number, dtype: Any) -> Number:
     return number.astype(dtype) if isinstance(number, jax.Array) else number
 
 
+NEVER = 2**31 - 1
+
+
+def _schedule(growth: Growth | Array) -> Callable[[Array], Array]:
+    """The refresh time after a given one."""
+    if not isinstance(growth, jax.Array):
+        times = np.array([*refresh_times(LAST_EXACT_STEP, growth), NEVER], np.int32)
+        return lambda last: jnp.min(times, where=times > last, initial=NEVER)
+
+    def after(last: Array) -> Array:
+        # A little less, so that 1.1 times 10 is not above 11 in float32.
+        product = growth.astype(jnp.float32) * (1 - 2**-22) * last
+        later = jnp.ceil(jnp.minimum(product, 2.0**30)).astype(jnp.int32)
+        return jnp.where(last == 0, 1, jnp.maximum(last + 1, later))
+
+    return after
+
+
+def _as_real(x: Array) -> Array:
+    return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
+
+
 def _zeros(p: Any) -> Array:
-    if not jnp.issubdtype(jnp.result_type(p), jnp.floating):
-        raise ValueError(
-            f"Invalid params: an array of {jnp.result_type(p)}, expected floating point; for complex ones wrap the "
-            "optimizer in optax.contrib.split_real_and_imaginary"
-        )
-    return jnp.zeros_like(p, dtype=jnp.promote_types(jnp.result_type(p), jnp.float32))
+    if not jnp.issubdtype(p.dtype, jnp.inexact):
+        raise ValueError(f"Invalid params: an array of {p.dtype}, expected floating point or complex numbers")
+    return _as_real(jnp.zeros_like(p, dtype=jnp.promote_types(p.dtype, jnp.float32)))
 
 
 def _weight(b: Number, n: Array) -> Array:
@@ -258,23 +276,24 @@ def _weight(b: Number, n: Array) -> Array:
 
 
 def _step(
-    rule: _Rule, due: bool, updates: optax.Updates, state: ScaleByAnonState, count: Array, n: Array
+    rule: _Rule, due: bool, updates: optax.Updates, state: ScaleByAnonState
 ) -> tuple[optax.Updates, ScaleByAnonState]:
-    gamma = jnp.asarray(rule.gamma, state.gamma.dtype) if due else state.gamma
+    count, refreshed, gamma_before, *trees = state
+    gamma = jnp.asarray(rule.gamma, gamma_before.dtype) if due else gamma_before
     bias_correction1 = _weight(rule.b1, count) if rule.bias_correction else 1.0
-    clock = _Clock(due, _weight(rule.b2, n), bias_correction1, state.gamma, gamma)
+    clock = _Clock(due, _weight(rule.b2, count - refreshed), bias_correction1, gamma_before, gamma)
     grads, tree = jax.tree.flatten(updates)
-    leaves = map(_Leaf._make, zip(*map(tree.flatten_up_to, state[2:]), strict=True))
+    leaves = map(_Leaf._make, zip(*map(tree.flatten_up_to, trees), strict=True))
     stepped = [_step_one(rule, clock, g, leaf) for g, leaf in zip(grads, leaves, strict=True)]
     scaled = tree.unflatten([update for update, _ in stepped])
     columns = zip(*(leaf for _, leaf in stepped), strict=True) if stepped else [()] * len(_Leaf._fields)
-    return scaled, ScaleByAnonState(count, gamma, *map(tree.unflatten, columns))
+    return scaled, ScaleByAnonState(count, count if due else refreshed, gamma, *map(tree.unflatten, columns))
 
 
 def _step_one(rule: _Rule, clock: _Clock, grad: Array, leaf: _Leaf) -> tuple[Array, _Leaf]:
     mu, nu, v, level, brake = leaf
     dtype, guard = mu.dtype, rule.guard
-    g, rule = grad.astype(dtype), rule.of(dtype)
+    g, rule = _as_real(grad).astype(dtype), rule.of(dtype)
     gamma, w = clock.gamma.astype(dtype), clock.w.astype(dtype)
     bias_correction1 = _narrow(clock.bias_correction1, dtype)
 
@@ -297,6 +316,8 @@ def _step_one(rule: _Rule, clock: _Clock, grad: Array, leaf: _Leaf) -> tuple[Arr
         update = update * factor
     if clock.due:
         nu = jnp.zeros_like(nu)
+    if jnp.iscomplexobj(grad):
+        update = jax.lax.complex(update[..., 0], update[..., 1])
     return update.astype(grad.dtype), _Leaf(mu, nu, v, level, brake)
 
 
