@@ -4,7 +4,7 @@ BIN := .venv/bin
 TRITON := 3.6.0
 STAMP := .venv/.installed
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow check format docs clean
 
 demo: $(STAMP)
 	$(BIN)/anon demo
@@ -24,8 +24,13 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
