@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from anon_optim import Anon, Guard, Storage
+from anon_optim import Anon, Guard, Storage, decay_groups
 from anon_optim._state import ENTRIES, fresh_state
 from oracle import Guarded, closed_form_psi, ema, printed
 
@@ -740,6 +740,71 @@ def test_adamw_state_is_taken_over(gamma, floor, amsgrad):
     opt.step()
     assert torch.equal(p[torch.tensor(unseen)], before[torch.tensor(unseen)])
     assert not torch.equal(p, before)
+
+
+def trained_adamw(params):
+    params = list(params)
+    for each in params:
+        p = each[1] if isinstance(each, tuple) else each
+        p.grad = torch.full_like(p, float(p.numel()))
+    adamw = torch.optim.AdamW(params, lr=0.01)
+    adamw.step()
+    return adamw
+
+
+def test_adamw_state_goes_by_name_where_groups_differ():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
+    theirs = trained_adamw(model.named_parameters())
+    opt = Anon(decay_groups(model, 0.1), lr=0.01)
+    opt.load_adamw_state(theirs.state_dict())
+    assert [len(group["params"]) for group in opt.param_groups] == [1, 3]
+    for p in model.parameters():
+        assert torch.equal(opt.state[p]["exp_avg"], theirs.state[p]["exp_avg"])
+    without_names = trained_adamw(model.parameters()).state_dict()
+    with pytest.raises(ValueError, match=r"have \[4\] parameters, expected \[1, 3\]; where groups differ, give both"):
+        opt.load_adamw_state(without_names)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (torch.nn.Linear(3, 3), r"weight has the shape \(3, 3\) in it, expected \(2, 3\)"),
+        (torch.nn.Linear(3, 2, bias=False), "'bias' is a parameter of one of the two optimizers alone"),
+    ],
+)
+def test_adamw_state_of_another_network_is_refused(other, words):
+    model = torch.nn.Linear(3, 2)
+    opt = Anon(model.named_parameters())
+    with pytest.raises(ValueError, match=words):
+        opt.load_adamw_state(trained_adamw(other.named_parameters()).state_dict())
+    assert not opt.state[model.weight]
+
+
+def test_load_adamw_state_is_not_for_anons_own():
+    p = parameter(random_theta())
+    opt = single([p])
+    p.grad = torch.ones_like(p)
+    opt.step()
+    with pytest.raises(ValueError, match="expected step, exp_avg and exp_avg_sq, as Adam and AdamW have"):
+        single([p]).load_adamw_state(opt.state_dict())
+
+
+def test_from_sgd_translates_groups():
+    """A group's own lr and momentum are SGD's, too."""
+    gradients = heterogeneous_gradients(dense=True)
+    theta = random_theta()
+
+    def groups(ps):
+        return [{"params": ps[:1], "lr": 0.1}, {"params": ps[1:2]}, {"params": ps[2:], "momentum": 0.5}]
+
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+    _, ours = run(lambda ps: Anon.from_sgd(groups(ps), gamma=0.0, **options), [theta] * 3, gradients)
+    _, theirs = run(lambda ps: torch.optim.SGD(groups(ps), **options), [theta] * 3, gradients)
+    for mine, its in zip(ours, theirs, strict=True):
+        assert_close(mine, its)
+    for name in ("nesterov", "dampening"):
+        with pytest.raises(ValueError, match=f"Invalid {name}"):
+            Anon.from_sgd([{"params": [parameter(theta)], name: True}], lr=0.1)
 
 
 # Lower precision

@@ -24,6 +24,7 @@ from anon_optim._fused import Plan, step_batch, takes_found_inf, uses_fused
 from anon_optim._idu import Growth, Statistic
 from anon_optim._options import Guard, Storage, flatten
 from anon_optim._state import (
+    adamw_states,
     fresh_state,
     is_released,
     placed,
@@ -255,14 +256,15 @@ class Anon(Optimizer):
         capturable: bool = False,
         differentiable: bool = False,
     ) -> "Anon":
-        """A recipe for SGD with momentum, translated: the same lr, momentum and (coupled) weight decay.
+        """A recipe for SGD with momentum, translated: the same lr, momentum and (coupled) weight decay, also where a
+        param group has its own. Nesterov momentum and dampening have no counterpart.
 
         SGD sums gradients where Anon averages them, so Anon's lr is lr / (1 - momentum), without bias
-        correction. At gamma = 0 the two agree step for step."""
-        if not 0 <= momentum < 1:
-            raise ValueError(f"Invalid momentum: {momentum}, expected a number in [0, 1)")
+        correction. At gamma = 0 the two agree step for step. A schedule that multiplies lr fits as it is; a rate that
+        it names (`eta_min`, `max_lr`) is Anon's."""
+        _check_momentum(momentum)
         return cls(
-            params,
+            [_averaging(each, lr, momentum, beta2) for each in params] if not isinstance(params, Tensor) else params,
             lr / (1 - momentum),
             gamma,
             (momentum, beta2),
@@ -500,42 +502,44 @@ class Anon(Optimizer):
     @torch.no_grad()
     def load_adamw_state(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint of torch's Adam or AdamW: its step and first moment as they are, psi from its
-        second moment. The hyperparameters stay this optimizer's own; at gamma = 1 AdamW's lr fits."""
-        if not {"state", "param_groups"} <= set(state_dict):
-            raise ValueError(
-                f"Invalid state_dict: it has the entries {', '.join(map(str, state_dict)) or 'none'}, expected "
-                "state and param_groups, as `AdamW.state_dict()` returns them"
-            )
-        groups, saved_groups = self.param_groups, state_dict["param_groups"]
-        sizes, saved_sizes = ([len(g["params"]) for g in gs] for gs in (groups, saved_groups))
-        if sizes != saved_sizes:
-            raise ValueError(f"Invalid state_dict: its groups have {saved_sizes} parameters, expected {sizes}")
-        for saved_group, group in zip(saved_groups, groups, strict=True):
-            rule = rule_of(group)
-            for key, p in zip(saved_group["params"], group["params"], strict=True):
-                saved = state_dict["state"].get(key)
-                if saved is None:
-                    continue
-                if not {"step", "exp_avg", "exp_avg_sq"} <= set(saved):
-                    raise ValueError(
-                        f"Invalid state_dict: its state has the entries {', '.join(saved) or 'none'}, expected step, "
-                        "exp_avg and exp_avg_sq, as Adam and AdamW have"
-                    )
-                state = fresh_state(p, group)
-                t = float(saved["step"])
-                state["step"].fill_(t)
-                state["exp_avg"].copy_(saved["exp_avg"])
-                state["exp_avg_sq"].copy_(saved.get("max_exp_avg_sq", saved["exp_avg_sq"]))
-                self.state[p] = state
-                if t == 0 or p.numel() == 0:
-                    continue
-                v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
-                bias_correction2 = torch.tensor(1 - float(saved_group["betas"][1]) ** t, dtype=s.dtype)
-                # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
-                refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan)
-                write_((v, state["level"]), refreshed)
-                start_brake_(state["brake"], s, bias_correction2, *refreshed, rule.gamma)
-                s.zero_()
+        second moment. The hyperparameters stay this optimizer's own; at gamma = 1 AdamW's lr fits. Parameters are
+        told by their names where both optimizers were given them, else by their place."""
+        for group, p, beta2, saved in adamw_states(self.param_groups, state_dict):
+            rule, state = rule_of(group), fresh_state(p, group)
+            t = float(saved["step"])
+            state["step"].fill_(t)
+            state["exp_avg"].copy_(saved["exp_avg"])
+            state["exp_avg_sq"].copy_(saved.get("max_exp_avg_sq", saved["exp_avg_sq"]))
+            self.state[p] = state
+            if t == 0 or p.numel() == 0:
+                continue
+            v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
+            bias_correction2 = torch.tensor(1 - beta2**t, dtype=s.dtype)
+            # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
+            refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan)
+            write_((v, state["level"]), refreshed)
+            start_brake_(state["brake"], s, bias_correction2, *refreshed, rule.gamma)
+            s.zero_()
+
+
+def _check_momentum(momentum: Any) -> None:
+    if not 0 <= momentum < 1:
+        raise ValueError(f"Invalid momentum: {momentum}, expected a number in [0, 1)")
+
+
+def _averaging(param: Any, lr: float, momentum: float, beta2: float) -> Any:
+    """A param group of SGD's as Anon's, which averages gradients instead of summing them; a parameter as it is."""
+    if not isinstance(param, dict):
+        return param
+    group = dict(param)
+    for name in ("nesterov", "dampening"):
+        if group.pop(name, None):
+            raise ValueError(f"Invalid {name}: {param[name]}, expected a param group without it")
+    if group.keys() & {"lr", "momentum"}:
+        momentum = group.pop("momentum", momentum)
+        _check_momentum(momentum)
+        group |= {"lr": group.get("lr", lr) / (1 - momentum), "betas": (momentum, beta2)}
+    return group
 
 
 def _raise_if_nonfinite(index: int, group: dict[str, Any]) -> None:
