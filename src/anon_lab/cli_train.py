@@ -80,7 +80,7 @@ def _one_sentence(out: Path) -> Iterator[None]:
 @app.command()
 def run(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help="digits, fashion, cifar10, imagenet, gpt or diffusion.")],
+    task: Annotated[str, typer.Argument(help="digits, zipf, ngram, fashion, cifar10, imagenet, gpt or diffusion.")],
     optimizer: Annotated[str, typer.Option(help="By name, as `anon optimizers` lists them.")] = "Anon",
     lr: Annotated[float | None, typer.Option(help="The peak.", show_default="the optimizer's usual one")] = None,
     gamma: Annotated[float | None, typer.Option(help="Anon's adaptivity.")] = None,
@@ -108,15 +108,15 @@ def run(
     together: Annotated[bool, typer.Option("--together", help="Train all seeds at once.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Refuse kernels that vary.")] = False,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(show_default="out/run/TASK-OPTIMIZER")] = None,
+    out: Annotated[Path | None, typer.Option(show_default="out/run/TASK-OPTIMIZER-lr…")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where a run in --out stopped.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Steps; 0 for none.")] = 1000,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard's files.")] = True,
 ) -> None:
     """Train a network, from one seed or several; under torchrun, on several GPUs."""
-    out = out or Path("out/run") / f"{task}-{optimizer}"
-    check_folder(out)
-    with _one_sentence(out):
+    place = out or Path("out/run")
+    check_folder(place)
+    with _one_sentence(place):
         import torch
         from rich.console import Console
 
@@ -133,7 +133,7 @@ def run(
         base = Settings(
             task=task,
             optimizer=entry.name,
-            lr=entry.lr if lr is None else lr,
+            lr=entry.usual_lr(settings) if lr is None else lr,
             recipe=loaded.recipe.changed(**_given(context.params, RECIPE)),
             hyper=settings,
             options=chosen,
@@ -141,6 +141,7 @@ def run(
             precision="bf16" if bf16 else "fp32",
             **_given(context.params, HOW),
         )
+        out = out or place / launch.default_name(base)
         plan = launch.Plan(out, resume, seeds if together else 1, checkpoint_every, tensorboard)
         with launch.place(device) as where:
             console = Console(quiet=where.rank > 0)
@@ -204,7 +205,7 @@ def sweep(
         from anon_lab import launch, sweep_folder, tasks
         from anon_lab import sweep as sweeps
         from anon_lab.settings import Settings
-        from anon_lab.study import Plan
+        from anon_lab.study import Plan, open_storage
 
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise fail("anon sweep needs no torchrun: start it once for each GPU, with --device")
@@ -221,6 +222,8 @@ def sweep(
             **_given(context.params, HOW),
         )
         plan = Plan(trials, out, name or task, storage, together, prune, checkpoint_every, take_over)
+        if storage is not None:
+            open_storage(plan)  # before anything is written
         kept = sweep_folder.keep(sweep_folder.Sweep(base, _contenders(optimizer, ranges), plan, data))
         console = Console()
         with launch.place(device) as where:

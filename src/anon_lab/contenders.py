@@ -47,10 +47,8 @@ class Contender:
         for name, choice in self.space.items():
             if not isinstance(choice, Range):
                 numbers[name] = {repr(each): each for each in choice}[found[name]]
-            elif choice.per_gamma == 1:
-                numbers[name] = found[name]
             else:
-                numbers[name] = found[name] * choice.per_gamma ** {**self.fixed, **found}["gamma"]
+                numbers[name] = found[name] * choice.factor({**self.fixed, **found})
         return numbers
 
     def at_edge(self, found: Mapping[str, Any]) -> list[str]:

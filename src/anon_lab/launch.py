@@ -91,7 +91,7 @@ def train_all(
     folders = {path: RunFolder(path) for path in runs}
     if where.rank == 0:
         for path, settings in runs.items():
-            _claim(folders[path], settings, plan.resume, where.device)
+            _check_claim(folders[path], settings, plan.resume)
     if where.world > 1:
         torch.distributed.barrier()
     chunks = list(_chunks([path for path in runs if folders[path].result() is None], plan.together))
@@ -127,11 +127,17 @@ def folder(out: Path, settings: Settings) -> Path:
     return out / f"seed-{settings.seed}"
 
 
-def _claim(folder: RunFolder, settings: Settings, resume: bool, device: torch.device) -> None:
-    """Make the folder this run's, or see that it already is."""
+def default_name(settings: Settings) -> str:
+    """Of a folder for a run that was given none, such as digits-Anon-gamma1.5-lr0.001."""
+    gamma = settings.hyper.get("gamma")
+    words = [settings.task, settings.optimizer, *([] if gamma is None else [f"gamma{gamma:g}"]), f"lr{settings.lr:g}"]
+    return "-".join(words).replace(" ", "-")
+
+
+def _check_claim(folder: RunFolder, settings: Settings, resume: bool) -> None:
+    """See that the folder is free, or this run's already."""
     config = folder.config()
     if config is None or not folder.begun():
-        folder.open({"settings": settings.as_json(), **provenance(device)})
         return
     if not resume:
         raise Conflict(f"{folder.path} already holds a run: go on with --resume, or choose another --out")
@@ -149,7 +155,11 @@ def _train(
     label: str,
 ) -> None:
     runs = [Run(each, task, where.device, where.rank, where.world) for each in settings]
-    if where.rank == 0:
+    runs[0].check_batch()
+    if where.rank == 0:  # from here on things are written
+        for folder, each in zip(folders, settings, strict=True):
+            if not folder.begun():
+                folder.open({"settings": each.as_json(), **provenance(where.device)})
         folders[0].accompany([os.path.relpath(each.path, folders[0].path) for each in folders])
     total = runs[0].total
     every = Every(log=max(1, total // 200), checkpoint=plan.checkpoint_every)

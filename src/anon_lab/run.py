@@ -99,11 +99,19 @@ class Run:
             return net
         return DistributedDataParallel(net, [self.device] if self.device.type == "cuda" else None)
 
+    def _batches(self) -> Iterator[Batch]:
+        """From the next step on."""
+        size, seed = self.settings.recipe.batch_size, self.settings.seed
+        return self.task.stream(size, seed, self.step, self.device, self.rank, self.world)
+
+    def check_batch(self) -> None:
+        """Refuse sizes that the data cannot be brought to."""
+        self._parts(next(self._batches()))
+
     def batch(self) -> Batch:
         """The data of the next step."""
         if self._stream is None:
-            size, seed = self.settings.recipe.batch_size, self.settings.seed
-            self._stream = self.task.stream(size, seed, self.step, self.device, self.rank, self.world)
+            self._stream = self._batches()
         batch = next(self._stream)
         self._units += self.task.units(batch) * self.world
         return batch

@@ -66,7 +66,7 @@ def open_study(plan: Plan, contender: Contender, base: Settings, metric: Metric)
     """The contender's study, created or continued; a ValueError where it was begun by other rules."""
     median = optuna.pruners.MedianPruner(n_startup_trials=JUDGED_TRIALS)
     study = optuna.create_study(
-        storage=_storage(plan),
+        storage=open_storage(plan),
         study_name=f"{plan.name}: {contender.label}",
         sampler=optuna.samplers.RandomSampler(),  # replaced as soon as a trial has its number
         pruner=median if plan.prune else optuna.pruners.NopPruner(),
@@ -135,8 +135,9 @@ def _counted(study: optuna.Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
 
 
-def _storage(plan: Plan) -> RDBStorage:
-    plan.out.mkdir(parents=True, exist_ok=True)
+def open_storage(plan: Plan) -> RDBStorage:
+    if plan.storage is None:
+        plan.out.mkdir(parents=True, exist_ok=True)
     here = URL.create("sqlite", database=str(plan.out.absolute() / "sweep.db"))
     try:
         address = here if plan.storage is None else make_url(plan.storage)

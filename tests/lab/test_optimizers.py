@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from anon_lab import cli, optimizers
 from anon_lab.baselines.averaging import Averaging
+from anon_lab.contenders import contender
 from anon_lab.optimizers import Entry, Range
 
 NAMES = optimizers.names()
@@ -151,6 +152,28 @@ def test_anons_rates_are_those_of_its_relatives(gamma: float, like: str) -> None
     assert isinstance(theirs, Range)
     given = ours.given({"gamma": gamma})
     assert (given.low, given.high) == (pytest.approx(theirs.low), pytest.approx(theirs.high))
+
+
+def test_with_lr_scale_the_unit_is_adams_at_every_gamma() -> None:
+    anon, adamw = optimizers.get("Anon"), optimizers.get("AdamW")
+    for name in ("lr", "weight_decay"):
+        ours, theirs = anon.space[name], adamw.space[name]
+        assert isinstance(ours, Range)
+        assert isinstance(theirs, Range)
+        given = ours.given({"gamma": 1.5, "lr_scale": "tensor"})
+        assert (given.low, given.high) == (pytest.approx(theirs.low), pytest.approx(theirs.high))
+    made = contender("Anon", {"gamma": 1.5, "lr_scale": "tensor"})
+    assert made.numbers({"lr": 1.0, "weight_decay": 1e-4})["lr"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lr"),
+    [({}, 1e-3), ({"gamma": 0.0}, 1.0), ({"gamma": -0.1}, 2.0), ({"gamma": 0.0, "lr_scale": "tensor"}, 1e-3)],
+)
+def test_the_usual_lr_is_in_gammas_unit(settings: dict[str, Any], lr: float) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    assert optimizers.get("Anon").usual_lr(settings) == lr
+    assert optimizers.make("Anon", [weight], **settings).param_groups[0]["lr"] == lr
 
 
 def test_a_range_waits_for_gamma() -> None:

@@ -25,7 +25,7 @@ from anon_lab.settings import Settings
 from anon_lab.steps import Steps
 from anon_lab.study import Plan, open_study, running, sampler
 from anon_lab.sweep import SEED, Tuning, tune_all
-from anon_lab.sweep_folder import Sweep
+from anon_lab.sweep_folder import Sweep, keep
 from anon_lab.tasks import Metric, Recipe, _images
 
 CPU = Place(torch.device("cpu"))
@@ -429,10 +429,15 @@ class TestCommands:
 
     def test_password_is_not_written_down(self, tmp_path):
         storage = "postgresql://me:secret@nowhere.invalid/sweeps"
-        result = self.invoke(*self.SWEEP, "--optimizer", "SGD", "--storage", storage, "--out", str(tmp_path))
+        out = tmp_path / "sweep"
+        result = self.invoke(*self.SWEEP, "--optimizer", "SGD", "--storage", storage, "--out", str(out))
         assert result.exit_code == 2
         assert "secret" not in result.output
-        assert "secret" not in (tmp_path / "sweep.json").read_text()
+        assert not out.exists()
+        plan = Plan(2, out, storage=storage)
+        keep(Sweep(BASE, [contender("SGD")], plan))
+        assert "***@nowhere.invalid" in (out / "sweep.json").read_text()
+        assert "secret" not in (out / "sweep.json").read_text()
 
     @pytest.mark.parametrize(
         ("arguments", "sentence"),

@@ -410,13 +410,25 @@ class TestCommand:
             (["--lr", "-1"], "-1"),
             (["--optimizer", "AdamW", "--set", "eps=x"], "eps of AdamW must be a number, but is 'x'"),
             (["--data", "nowhere"], "data must not be given for digits, which has its own, but is nowhere"),
+            (["--gamma", "nan"], "Invalid gamma: nan"),
+            (["--micro-batch", "7"], "micro_batch must divide the 100 examples of a batch, but is 7"),
+            (["--batch-size", "100000"], "batch_size must lie between 1 and"),
         ],
     )
-    def test_mistakes_are_one_sentence(self, arguments, sentence, tmp_path):
-        result = self.invoke(*arguments, "--out", str(tmp_path))
+    def test_mistakes_are_one_sentence_and_leave_nothing(self, arguments, sentence, tmp_path):
+        result = self.invoke(*arguments, "--out", str(tmp_path / "run"))
         assert result.exit_code == 2
         assert sentence in result.output
         assert len(result.output.strip().splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+
+    def test_every_gamma_and_lr_has_a_folder_of_its_own(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for arguments in ([], ["--gamma", "0"], ["--gamma", "1.5", "--lr", "0.002"], ["--optimizer", "sgdm"]):
+            assert self.invoke(*arguments).exit_code == 0
+        made = {path.name for path in (tmp_path / "out" / "run").iterdir()}
+        names = ("Anon-lr0.001", "Anon-gamma0-lr1", "Anon-gamma1.5-lr0.002", "SGDM-lr0.1")
+        assert made == {f"digits-{name}" for name in names}
 
     def test_corrected_mistake_does_not_block_its_folder(self, tmp_path):
         assert self.invoke("--lr", "-1", "--out", str(tmp_path)).exit_code == 2
@@ -426,7 +438,7 @@ class TestCommand:
         ("arguments", "title"),
         [
             (["--optimizer", "SGDM", "--lr", "0.1"], "digits, SGDM at lr 0.1"),
-            (["--gamma", "-0.5"], "digits, Anon γ −0.5 at lr 0.001"),
+            (["--gamma", "-0.5"], "digits, Anon γ −0.5 at lr 31.6"),
             ([], "digits, Anon γ 1 at lr 0.001"),
         ],
     )

@@ -1,6 +1,7 @@
 """What is known of an optimizer before it is made: where it comes from, what it takes and where to search."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,13 +28,17 @@ class Range:
     per_gamma: float = 1.0
     """Both ends are meant times per_gamma^gamma: the unit of Anon's lr depends on gamma."""
 
-    def given(self, settings: Mapping[str, Any]) -> "Range":
-        """The range once gamma, if it matters, has been chosen."""
+    def factor(self, settings: Mapping[str, Any]) -> float:
+        """What both ends are to be multiplied by; with lr_scale the unit is that of gamma 1 at every gamma."""
         if self.per_gamma == 1:
-            return self
+            return 1.0
         if "gamma" not in settings:
             raise ValueError("gamma must be chosen before this range, which depends on it")
-        factor = self.per_gamma ** settings["gamma"]
+        return self.per_gamma ** (1.0 if settings.get("lr_scale") else settings["gamma"])
+
+    def given(self, settings: Mapping[str, Any]) -> "Range":
+        """The range once gamma, if it matters, has been chosen."""
+        factor = self.factor(settings)
         return Range(factor * self.low, factor * self.high, self.log)
 
 
@@ -48,7 +53,7 @@ class Entry:
     path: str
     """Module and class, or class method, as "torch.optim:AdamW"; imported when first used."""
     lr: float
-    """A usual learning rate to start from."""
+    """A usual learning rate to start from, with the usual settings."""
     space: Space
     """Where to search, in an order in which every range can be drawn: a number range, or a tuple of choices."""
     description: str
@@ -85,6 +90,14 @@ class Entry:
         }
         return {**values, **self.defaults}
 
+    def usual_lr(self, settings: Mapping[str, Any]) -> float:
+        """The learning rate to start from with these settings, in their gamma's unit."""
+        lr = self.space["lr"]
+        if not isinstance(lr, Range) or lr.per_gamma == 1:
+            return self.lr
+        found = self.lr * lr.factor({**self.usual, **settings}) / lr.factor(self.usual)
+        return float(f"{found:.3g}") if math.isfinite(found) else self.lr
+
     @property
     def settings(self) -> tuple[str, ...]:
         """What `make` takes besides lr. Where `betas` is among them, so are `beta1` and `beta2`, to set one alone."""
@@ -105,7 +118,7 @@ class Entry:
         """The optimizer for these parameters; settings that are not given are those of its authors."""
         self.check(settings)
         taken = self.settings
-        lr = self.lr if lr is None else lr
+        lr = self.usual_lr(settings) if lr is None else lr
         if not lr >= 0:
             raise ValueError(f"Invalid lr: {lr}, expected a number of at least 0")
         made = _resolve(self.path)
