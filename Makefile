@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TRITON := 3.6.0
+LAB := .venv/.lab
 STAMP := .venv/.installed
 
 .PHONY: demo test test-slow check format docs clean
 
-demo: $(STAMP)
+demo: $(LAB)
 	$(BIN)/anon demo
 
 test: check
@@ -32,8 +33,13 @@ docs: $(STAMP)
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site
 
-$(STAMP): pyproject.toml constraints.txt
+$(LAB): pyproject.toml constraints.txt
+	@echo "installing into .venv, once ..."
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab]"
+	touch $@
+
+$(STAMP): $(LAB)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	# For its interpreter; a CUDA build of torch brings, and insists on, a Triton of its own.
 	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/pip install --quiet triton==$(TRITON)

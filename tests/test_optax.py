@@ -376,6 +376,17 @@ def test_adaptivity_of_others():
         np.testing.assert_allclose(measure_adaptivity(optimizer, gradients)["w"], expected, atol=1e-4)
 
 
+def test_adaptivity_wants_a_transformation():
+    with pytest.raises(ValueError, match=r"expected a transformation, such as optax\.adam"):
+        measure_adaptivity(optax.adam, jnp.ones((3, 2)))
+
+
+def test_without_jax_the_error_says_what_to_install():
+    code = "import sys; sys.modules['jax'] = None; import anon_optim.optax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: anon_optim.optax needs JAX and optax: pip install 'anon-optim[jax]'" in done.stderr
+
+
 def test_docstrings_hold():
     import doctest
 

@@ -225,7 +225,7 @@ def finding(results: Results) -> str:
     for other in results.baselines:
         verdicts.setdefault(compare(best, other), []).append(f"{other.name} ({100 * mean(other.test):.1f} %)")
     against = " and ".join(f"{verdict} {' and '.join(names)}" for verdict, names in verdicts.items())
-    sentence = f"{best.name} reaches {100 * mean(best.test):.1f} % on unseen digits, {against}"
+    sentence = f"{best.name} reaches {100 * mean(best.test):.1f} % on unseen digits, {against}, seed by seed"
     if results.plan.epochs < FULL.epochs:
         sentence += f"; {results.plan.epochs} epochs are too few to judge by"
     return sentence

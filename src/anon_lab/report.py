@@ -74,6 +74,8 @@ def finding(outcomes: Sequence[Outcome], metric: Metric) -> str:
     ties = [each.label for each in others if verdict(first.values(metric), each.values(metric), metric) == "tie"]
     if not rest:
         return sentence
+    if len(rest) == 1:
+        return f"{sentence}; {rest[0].label} {'ties with it' if ties else 'ends worse'}"
     if not ties:
         return f"{sentence}; all others end worse"
     if len(ties) == len(rest):
@@ -87,7 +89,8 @@ def protocol(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
     length = f"{recipe.steps:,} steps" if recipe.steps is not None else f"{recipe.epochs:g} epochs"
     seeds = max(len(outcome.results) for outcome in outcomes)
     at_once = f", {plan.together} runs at once" if plan.together > 1 else ""
-    given_up = " (those behind the median at the same step were given up)" if plan.prune else ""
+    lost = any(trial.ended == "given up" for outcome in outcomes for trial in outcome.trials)
+    given_up = " (those behind the median at the same step were given up)" if lost else ""
     return (
         f"Task {sweep.base.task}, {length}, batches of {recipe.batch_size}{at_once}. Every contender had "
         f"{len(outcomes[0].trials)} trials{given_up}, judged on validation examples that were kept from training. Its "

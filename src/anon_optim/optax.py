@@ -10,11 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jax import Array
+try:
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from jax import Array
+except ImportError as error:
+    raise ImportError(f"anon_optim.optax needs JAX and optax: pip install 'anon-optim[jax]' ({error})") from None
 
 from anon_optim._check import BELOW_ONE, CHECKS, NOT_NEGATIVE, Check, check, check_decay
 from anon_optim._idu import BRAKED, LAST_EXACT_STEP, TAIL, Growth, refresh_times
@@ -179,6 +182,8 @@ def measure_adaptivity(optimizer: optax.GradientTransformation, gradients: optax
 
     Every leaf of `gradients` has the steps as its first axis; parameters stand at zero. The derivative is exact, and
     NaN where nothing moved."""
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"Invalid optimizer: {optimizer!r}, expected a transformation, such as optax.adam(1e-3)")
     start = jax.tree.map(lambda g: jnp.zeros_like(g[0]), gradients)
 
     def log_update(k: Array) -> optax.Updates:

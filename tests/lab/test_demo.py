@@ -196,10 +196,10 @@ def test_finding_says_who_wins() -> None:
     assert demo.compare(ours, near) == "level with"
     assert demo.compare(ours, ours) == "level with"
     assert demo.finding(results(above, near, ours, worse)) == (
-        "Anon γ = 1 reaches 92.0 % on unseen digits, behind SGDM (97.0 %) and level with AdamW (92.3 %)"
+        "Anon γ = 1 reaches 92.0 % on unseen digits, behind SGDM (97.0 %) and level with AdamW (92.3 %), seed by seed"
     )
     assert demo.finding(results(near, replace(near, name="SGDM"), ours)) == (
-        "Anon γ = 1 reaches 92.0 % on unseen digits, level with AdamW (92.3 %) and SGDM (92.3 %)"
+        "Anon γ = 1 reaches 92.0 % on unseen digits, level with AdamW (92.3 %) and SGDM (92.3 %), seed by seed"
     )
 
 

@@ -65,12 +65,12 @@ class TestFinding:
 
     def test_all_behind(self):
         others = [outcome("SGDM", [95.0, 95.1, 94.9]), outcome("AdamW", [97.0, 97.1, 96.9])]
-        assert report.finding(others, ACCURACY) == "AdamW ends at accuracy 97.00 ± 0.25 %; all others end worse"
+        assert report.finding(others, ACCURACY) == "AdamW ends at accuracy 97.00 ± 0.25 %; SGDM ends worse"
 
     def test_lower_can_be_better(self):
         loss = replace(ACCURACY, unit="", higher_is_better=False)
         others = [outcome("SGDM", [95.0, 95.1, 94.9]), outcome("AdamW", [97.0, 97.1, 96.9])]
-        assert report.finding(others, loss) == "SGDM ends at accuracy 95.00 ± 0.25; all others end worse"
+        assert report.finding(others, loss) == "SGDM ends at accuracy 95.00 ± 0.25; AdamW ends worse"
 
     def test_nothing_left(self):
         assert report.finding([outcome("Lion", []), outcome("SGD", [None, None, None])], ACCURACY) == (

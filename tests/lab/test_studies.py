@@ -41,7 +41,7 @@ from anon_lab.studies import (
     overview,
 )
 from anon_lab.studies._results import Results, beside, check, chosen, report, search, trials, tuned
-from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study
+from anon_lab.studies._spec import ACCURACY, FIRST_SEED, LOSS, Contender, Ground, Job, Stage, Study, anon_defaults
 from anon_lab.tasks import Recipe, _images
 
 CPU = torch.device("cpu")
@@ -569,6 +569,18 @@ def test_settings_in_words() -> None:
     assert _report.in_words({"guard": None}) == "as printed"
 
 
+def test_settings_without_defaults() -> None:
+    defaults = anon_defaults()
+    guard = {**defaults["guard"], "clip": 3.0}
+    shown = _report.unusual({**defaults, "betas": list(defaults["betas"]), "gamma": 1.0, "lr": 0.1})
+    assert shown == {"gamma": 1.0, "lr": 0.1}
+    assert _report.unusual({**defaults, "guard": guard, "betas": [0.9, 0.95]}) == {
+        "guard": {"clip": 3.0},
+        "betas": [0.9, 0.95],
+    }
+    assert _report.unusual({**defaults, "guard": None}) == {"guard": None}
+
+
 # Resuming, and the time.
 
 
@@ -824,6 +836,12 @@ def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.Mo
     assert picture.startswith(b"<?xml")
     overview.save(out, Console(quiet=True))
     assert (out / "overview.svg").read_bytes() == picture
+
+    assert "cut off" not in found.output
+    runs = out / "gpt2" / "runs.jsonl"
+    runs.write_bytes(runs.read_bytes()[:-9])
+    found = CliRunner().invoke(app, ["results", "--out", str(out)])
+    assert "gpt2/runs.jsonl was cut off and is left out" in " ".join(found.output.replace("\n", "").split())
 
 
 def made_line(label: str, ground: Ground, values: list[Any]) -> _report.Line:

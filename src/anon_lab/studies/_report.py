@@ -13,7 +13,7 @@ from anon_lab.files import write_bytes, write_json, write_text
 from anon_lab.significance import is_better, p_value, verdict
 from anon_lab.studies import _plots
 from anon_lab.studies._results import Record, Results, value
-from anon_lab.studies._spec import Ground, Job, Section, Stage, Study
+from anon_lab.studies._spec import Ground, Job, Section, Stage, Study, anon_defaults
 from anon_lab.studies._training import missing
 from anon_lab.tables import _pictures
 from anon_lab.tables._words import NONE, as_rich, spread
@@ -24,7 +24,7 @@ PROTOCOL = (
     "Settings are chosen on validation examples, one axis after another with equally many trials for every contender, "
     "from one seed (with a last check of the learning rate where there is a table of it), and reported on the test set "
     "from fresh seeds, trained on all training examples. Numbers are mean ± standard deviation over seeds; better, "
-    "worse and tie are Welch's test at 5 %, among runs on the same data."
+    "worse and tie are Welch's test at 5 %, among runs on the same data. Anon's defaults are not shown."
 )
 
 
@@ -128,7 +128,7 @@ def reported(study: Study, found: Mapping[str, list[Line]]) -> Iterator[Section]
                 *(against(line, by_label[each]) for each in references),
                 *([f"{1000 * mean(record['seconds_a_step'] for record in line.records):.3g}"] if alone else []),
                 f"{sum(record['device_seconds'] for record in line.records) / 60:.2f}",
-                in_words(line.settings),
+                in_words(unusual(line.settings)),
             ]
             for line in order
         ]
@@ -156,7 +156,7 @@ def searched(study: Study, results: Results) -> Iterator[Section]:
             shown = ["diverged", ""]
             if alive:
                 number, job = max(alive, key=lambda each: each[0])
-                shown = [f"{sign * number:.4g}", in_words(job.values)]
+                shown = [f"{sign * number:.4g}", in_words(unusual(job.values))]
             body.append([label, str(len(over)) + (f", {lost} diverged" if lost else ""), *shown])
         yield Section(f"{ground}: the search", [["", "trials", "best on validation", "settings"], *body])
 
@@ -176,6 +176,19 @@ def checked(study: Study, results: Results) -> Iterator[Section]:
             "with the best mean is reported on."
         )
         yield Section(f"{name}: the search's last check", [["", "lr", metric, "seeds"], *body], text)
+
+
+def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is Anon's default."""
+    defaults = anon_defaults()
+
+    def is_usual(name: str, each: Any) -> bool:
+        return name in defaults and (tuple(each) if isinstance(each, list) else each) == defaults[name]
+
+    left = {name: each for name, each in settings.items() if not is_usual(name, each)}
+    if isinstance(left.get("guard"), Mapping):
+        left["guard"] = {name: each for name, each in left["guard"].items() if each != defaults["guard"].get(name)}
+    return left
 
 
 def in_words(settings: Mapping[str, Any]) -> str:

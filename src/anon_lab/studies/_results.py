@@ -29,6 +29,8 @@ class Results:
         self.borrowed = {key: record for other in others for key, record in _read(other)}
         self._known: dict[str, Any] = {}
         self.records: dict[str, Record] = dict(_read(path))
+        self.cut_off = [each for each in self.paths if each.exists() and each.read_bytes()[-1:] not in (b"", b"\n")]
+        """Files whose last line is not whole, and is left out."""
 
     def add(self, record: Record) -> None:
         line = json.dumps(finite(record), allow_nan=False) + "\n"

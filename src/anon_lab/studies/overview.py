@@ -36,6 +36,8 @@ class Report(NamedTuple):
     name: str
     study: Study
     grounds: dict[str, list[Line]]
+    cut_off: Sequence[Path] = ()
+    """Files of which the last line was left out."""
 
 
 def read(results: Path) -> list[Report]:
@@ -43,7 +45,8 @@ def read(results: Path) -> list[Report]:
     for name in NAMES:
         if (folder(name, results, tiny=False) / "runs.jsonl").exists():
             study = load(name)
-            found.append(Report(name, study, lines(study.stages, trained(name, study, results))))
+            runs = trained(name, study, results)
+            found.append(Report(name, study, lines(study.stages, runs), runs.cut_off))
     return found
 
 
@@ -51,7 +54,7 @@ def collected(reports: Sequence[Report]) -> tuple[dict[str, list[Line]], list[Se
     """The grounds on which Anon met a reference, as panels and as tables, in their order; a ground of several studies
     is one, to which each adds the contenders that those before it have not."""
     met: dict[str, tuple[str, Study, dict[str, Line]]] = {}
-    for name, study, grounds in reports:
+    for name, study, grounds, _ in reports:
         for ground, contenders in () if study.sweeps_gamma else grounds.items():
             *_, merged = met.setdefault(ground, (ground if name == "guards" else f"{name}, {ground}", study, {}))
             for line in contenders:
@@ -155,7 +158,9 @@ def save(results: Path, console: Console) -> list[Path]:
     sections = [*(each for each in sums if len(each.lines) > 1), *sections]
     for each in sections:
         console.print(as_rich(each))
-    for sentence in filter(None, (headline(panels), summary)):
+    torn = dict.fromkeys(path for report in reports for path in report.cut_off)
+    missing = [f"The last line of {path} was cut off and is left out" for path in torn]
+    for sentence in filter(None, (headline(panels), summary, *missing)):
         console.print(f"{sentence}.", markup=False, highlight=False)
     picture = io.BytesIO()
     with rc_context({"svg.hashsalt": COMMAND}):  # the same results make the same file
