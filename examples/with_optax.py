@@ -10,7 +10,7 @@ x = jax.random.normal(jax.random.key(0), (256, 8))
 y = jnp.sin(x).sum(1)
 shapes = {"w1": (8, 32), "w2": (32,)}
 params = {name: jax.random.normal(jax.random.key(1), shape) / shape[0] ** 0.5 for name, shape in shapes.items()}
-optimizer = optax.chain(optax.clip_by_global_norm(1.0), anon(1e-2, gamma=1.1, weight_decay=0.1))
+optimizer = optax.chain(optax.clip_by_global_norm(1.0), anon(1e-2, gamma=1.5, lr_scale="tensor", weight_decay=0.1))
 state = optimizer.init(params)
 
 
