@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anon_lab.console import check_folder, fail, interruptible, writing
+from anon_lab.console import AGAIN, check_folder, fail, interruptible, writing
 
 app = typer.Typer()
 
@@ -47,7 +47,7 @@ def study(
         if not data.is_dir():
             raise fail(f"--data must be a folder, but {data} is none")
         os.environ["ANON_DATA"] = str(data)  # where every task of a study looks for its own
-    with interruptible(), writing(out):
+    with interruptible(AGAIN), writing(out):
         from rich.console import Console
 
         from anon_lab import launch, studies, tasks

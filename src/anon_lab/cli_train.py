@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from anon_lab.console import check_folder, fail, interruptible, writing
+from anon_lab.console import AGAIN, check_folder, fail, interruptible, writing
 
 if TYPE_CHECKING:
     from anon_lab.contenders import Contender
@@ -66,11 +66,11 @@ Graph = Annotated[bool, typer.Option("--graph", help="Replay steps as a CUDA gra
 
 
 @contextmanager
-def _one_sentence(out: Path) -> Iterator[None]:
+def _one_sentence(out: Path, go_on: str = AGAIN) -> Iterator[None]:
     """Ctrl-C, missing data, mistakes and what the system refuses end the command with one sentence."""
     from anon_lab import launch, tasks
 
-    with interruptible(), writing(out):
+    with interruptible(go_on), writing(out):
         try:
             yield
         except (ValueError, TypeError, tasks.DataMissing, launch.Conflict) as error:
@@ -116,7 +116,7 @@ def run(
     """Train a network, from one seed or several; under torchrun, on several GPUs."""
     place = out or Path("out/run")
     check_folder(place)
-    with _one_sentence(place):
+    with _one_sentence(place, "go on with --resume"):
         import torch
         from rich.console import Console
 

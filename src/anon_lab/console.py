@@ -8,6 +8,8 @@ import typer
 
 from anon_lab.files import unfit
 
+AGAIN = "the same command goes on where it stopped"
+
 
 def fail(sentence: str) -> typer.Exit:
     """Print one sentence; raise what this returns to end the command with status 2."""
@@ -34,10 +36,10 @@ def writing(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command with one sentence and the status that shells expect."""
+def interruptible(then: str = "") -> Iterator[None]:
+    """Ctrl-C ends a command with one sentence, which may say how to go on, and the status that shells expect."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("anon: interrupted", err=True)
+        typer.echo(f"anon: interrupted{then and f'; {then}'}", err=True)
         raise typer.Exit(130) from None

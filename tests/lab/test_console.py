@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from anon_lab import explore
 from anon_lab.cli import app
-from anon_lab.console import writing
+from anon_lab.console import interruptible, writing
 from anon_optim import __version__
 
 COMMANDS = (
@@ -67,3 +68,11 @@ def test_closed_pipe_is_no_matter_of_files(tmp_path: Path) -> None:
 def test_the_package_can_be_run_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "anon_lab", "--version"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, f"anon-optim {__version__}\n")
+
+
+@pytest.mark.parametrize(("then", "said"), [("", "anon: interrupted"), ("go on", "anon: interrupted; go on")])
+def test_ctrl_c_says_how_to_go_on(then: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, interruptible(then):
+        raise KeyboardInterrupt
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == f"{said}\n"

@@ -24,8 +24,8 @@ PROTOCOL = (
     "Settings are chosen on validation examples, one axis after another with equally many trials for every contender, "
     "from one seed (with a last check of the learning rate where there is a table of it), and reported on the test set "
     "from fresh seeds, trained on all training examples. Numbers are mean ± standard deviation over seeds; better, "
-    "worse and tie are Welch's test at 5 %, among runs on the same data. Anon's defaults, among them betas 0.9, 0.999, are "
-    "not shown."
+    "worse and tie are Welch's test at 5 %, among runs on the same data. Anon's defaults, betas 0.9, 0.999 among them, "
+    "are not shown."
 )
 
 
