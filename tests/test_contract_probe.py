@@ -22,7 +22,7 @@ GAMMAS = (-0.5, 0.0, 1.0, 1.1)
 DECAYS = [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": False}]
 NUMBERS_OF_A_TENSOR = ("exp_avg", "exp_avg_sq", "preconditioner", "weight", "level")
 
-PATHS = {"loop": {}, "foreach": {"foreach": True}}
+PATHS = {"loop": {"foreach": False}, "foreach": {"foreach": True}}
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # said once where no C compiler is found
     if backend("cpu") is not None:

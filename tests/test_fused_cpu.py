@@ -44,9 +44,11 @@ def _one_thread():
 def cache(tmp_path, monkeypatch):
     """An empty cache folder, and no library in memory."""
     monkeypatch.setenv("ANON_OPTIM_CACHE", str(tmp_path / "cache"))
-    _fused.backend.cache_clear()
+    for each in (_fused.backend, _fused.has_compiled_kernel):
+        each.cache_clear()
     yield tmp_path / "cache"
-    _fused.backend.cache_clear()
+    for each in (_fused.backend, _fused.has_compiled_kernel):
+        each.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("built")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANON_OPTIM_CACHE", str(folder))
-        _fused_cpu._library()
+        _fused_cpu.library()
     return folder
 
 
@@ -812,6 +814,39 @@ def test_without_a_compiler_it_warns_once_and_takes_the_other_path(cache, monkey
         p.grad = gradient(p, t)
         opt.step()
     assert torch.equal(fell_back, p.detach())
+
+
+def is_fused(optimizer) -> bool:
+    (p,) = optimizer.param_groups[0]["params"]
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    return bool(optimizer._plans)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "fuses"),
+    [
+        ({}, torch.float32, True),
+        ({}, torch.bfloat16, True),
+        ({}, torch.float64, False),
+        ({}, torch.complex64, False),
+        ({"fused": False}, torch.float32, False),
+        ({"foreach": False}, torch.float32, False),
+        ({"foreach": True}, torch.float32, False),
+        ({"statistic": lambda grad, exp_avg: grad * grad}, torch.float32, False),
+    ],
+)
+def test_by_default_the_kernel_takes_what_it_can(options, dtype, fuses):
+    assert is_fused(Anon([torch.nn.Parameter(torch.ones(4, dtype=dtype))], **options)) == fuses
+
+
+def test_without_a_compiler_the_default_is_quiet(cache, monkeypatch):
+    monkeypatch.setattr(_fused_cpu, "COMPILERS", ())
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not is_fused(Anon([torch.nn.Parameter(torch.ones(4))]))
 
 
 def test_a_compiler_that_fails_is_named(cache, monkeypatch):

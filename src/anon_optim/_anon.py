@@ -118,9 +118,10 @@ class Anon(Optimizer):
         maximize: ascend instead of descend.
         storage: see :class:`Storage`.
         foreach: use torch's multi-tensor operations; by default where all parameters are on an accelerator that has
-            no fused kernels.
-        fused: one kernel for a whole group; the default where all parameters are on CUDA and Triton is installed. On
-            CPU it needs a C compiler once. Tensors that no kernel takes (float64, complex, overlapping) go another way.
+            no fused kernels. False, like `fused=False`, gives torch's own operations, one tensor at a time, on a CPU.
+        fused: one kernel for a whole group; the default where all parameters are on CUDA and Triton is installed, or
+            on a CPU in float32 or less and there is a C compiler, which it needs once. Tensors that no kernel takes
+            (float64, complex, overlapping) go another way.
         capturable: keep all decisions on the device, so that a step can be captured in a CUDA graph and replayed
             across refreshes. Slower when not captured.
         differentiable: let autograd see the step.

@@ -76,12 +76,28 @@ def is_dense(x: Tensor) -> bool:
 
 
 def uses_fused(group: dict[str, Any]) -> bool:
-    """As asked for; by default where all parameters are on CUDA and Triton is there."""
+    """As asked for; by default where all parameters are on CUDA and Triton is there, or on a CPU with a C compiler."""
     if group["differentiable"] or callable(group["statistic"]):
         return False
     if group["fused"] is not None:
         return group["fused"]
-    return group["foreach"] is None and all(p.is_cuda for p in group["params"]) and backend("cuda") is not None
+    if group["foreach"] is not None:
+        return False
+    if all(p.is_cuda for p in group["params"]):
+        return backend("cuda") is not None
+    return all(p.is_cpu and p.dtype in DTYPES for p in group["params"]) and has_compiled_kernel()
+
+
+@functools.cache
+def has_compiled_kernel() -> bool:
+    """Without a warning where there is none: nobody has asked for it."""
+    from anon_optim._fused_cpu import NoLibrary, library
+
+    try:
+        library()
+    except NoLibrary:
+        return False
+    return True
 
 
 def takes_found_inf(group: dict[str, Any]) -> bool:

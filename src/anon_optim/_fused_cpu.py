@@ -150,7 +150,7 @@ def _built(folder: Path, made_from: str, compiler: list[str], made_by: str) -> c
         return _load(path)
 
 
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
     folder = _cache_folder()
     made_from = _digest(SOURCE.read_bytes(), repr((FLAGS, TUNINGS)).encode(), _processor())
     reasons = []
@@ -226,7 +226,7 @@ def _set_numbers(a: Arguments, x: Numbers) -> None:
 def compiled_launch() -> Launch | None:
     """The CPU backend, or None with a warning that says why there is none."""
     try:
-        step = _library().anon_step
+        step = library().anon_step
     except NoLibrary as reason:
         warnings.warn(
             f"fused=True on the CPU needs a C compiler: {reason}. torch's own operations are used instead, with the "
