@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from anon_optim import _idu
+from anon_optim._adamw_state import adamw_states
 from anon_optim._check import check_decay, check_group
 from anon_optim._clipping import grad_factors
 from anon_optim._diagnostics import Diagnostics, diagnose
@@ -24,7 +25,6 @@ from anon_optim._fused import Plan, step_batch, takes_found_inf, uses_fused
 from anon_optim._idu import Growth, Statistic
 from anon_optim._options import Guard, Storage, flatten
 from anon_optim._state import (
-    adamw_states,
     fresh_state,
     is_released,
     placed,

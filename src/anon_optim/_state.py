@@ -50,54 +50,6 @@ def raise_if_foreign(state_dict: dict[str, Any]) -> None:
             )
 
 
-def adamw_states(
-    groups: list[dict[str, Any]], state_dict: dict[str, Any]
-) -> list[tuple[dict[str, Any], Tensor, float, dict[str, Any]]]:
-    """Of each parameter that Adam or AdamW has a state of: our group, the parameter, their beta2, their state."""
-    if not {"state", "param_groups"} <= set(state_dict):
-        raise ValueError(
-            f"Invalid state_dict: it has the entries {', '.join(map(str, state_dict)) or 'none'}, expected "
-            "state and param_groups, as `AdamW.state_dict()` returns them"
-        )
-    saved_groups = state_dict["param_groups"]
-    ours = [(group, name, p) for group in groups for name, p in _named(group, group["params"])]
-    theirs = [(group, name, key) for group in saved_groups for name, key in _named(group, group["params"])]
-    if all("param_names" in group for group in (*groups, *saved_groups)):
-        by_name = {name: (group, key) for group, name, key in theirs}
-        if {name for _, name, _ in ours} != by_name.keys():
-            strange = min({name for _, name, _ in ours} ^ by_name.keys())
-            raise ValueError(f"Invalid state_dict: {strange!r} is a parameter of one of the two optimizers alone")
-        pairs = [(group, name, p, *by_name[name]) for group, name, p in ours]
-    else:
-        sizes, saved_sizes = ([len(g["params"]) for g in gs] for gs in (groups, saved_groups))
-        if sizes != saved_sizes:
-            raise ValueError(
-                f"Invalid state_dict: its groups have {saved_sizes} parameters, expected {sizes}; where groups differ, "
-                "give both optimizers `model.named_parameters()` or groups of it, so that names tell"
-            )
-        pairs = [(*mine, *(its[0], its[2])) for mine, its in zip(ours, theirs, strict=True)]
-    found = []
-    for group, name, p, saved_group, key in pairs:
-        saved = state_dict["state"].get(key)
-        if saved is None:
-            continue
-        if not {"step", "exp_avg", "exp_avg_sq"} <= set(saved) or "preconditioner" in saved:
-            raise ValueError(
-                f"Invalid state_dict: its state has the entries {', '.join(saved) or 'none'}, expected step, "
-                "exp_avg and exp_avg_sq, as Adam and AdamW have"
-            )
-        if saved["exp_avg"].shape != p.shape:
-            shapes = tuple(saved["exp_avg"].shape), tuple(p.shape)
-            raise ValueError(f"Invalid state_dict: {name} has the shape {shapes[0]} in it, expected {shapes[1]}")
-        found.append((group, p, float(saved_group["betas"][1]), saved))
-    return found
-
-
-def _named(group: dict[str, Any], params: list[Any]) -> list[tuple[str, Any]]:
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(params))]
-    return list(zip(names, params, strict=True))
-
-
 def placed(p: Tensor, group: dict[str, Any], key: str, value: Any) -> Any:
     """A loaded entry in the dtype and on the device that `fresh_state` gives it."""
     scalar = state_dtype(p).to_real()
