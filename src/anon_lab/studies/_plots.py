@@ -3,6 +3,7 @@ each gamma reached."""
 
 from collections.abc import Sequence
 from statistics import mean
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,7 @@ def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
     """Mean over seeds, with a band from the lowest to the highest."""
     alive = _alive(contenders)
     alone = all(line.ground.together == 1 for line in alive)
-    figure = Figure(figsize=(9.6 if alone else 6.4, 4.2), layout="constrained")
-    figure.suptitle(finding(ground, contenders), fontsize=11, wrap=True)
+    figure = _titled(9.6 if alone else 6.4, finding(ground, contenders))
     axes = list(figure.subplots(1, 2 if alone else 1, squeeze=False)[0])
     units = ("step", "seconds of training")
     for axis, column in zip(axes, (0, 1), strict=False):
@@ -46,8 +46,7 @@ def over_gamma(ground: str, contenders: Sequence["Line"]) -> Figure:
     """Every seed and the mean at each gamma; the others as lines, with a band from their lowest to their highest."""
     alive = _alive(contenders)
     ours = sorted((line for line in alive if "gamma" in line.settings), key=lambda line: line.settings["gamma"])
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    figure.suptitle(finding(ground, contenders), fontsize=11, wrap=True)
+    figure = _titled(6.4, finding(ground, contenders))
     axis = figure.subplots()
     for line in alive:
         if line not in ours:
@@ -64,6 +63,12 @@ def over_gamma(ground: str, contenders: Sequence["Line"]) -> Figure:
     if alive:
         axis.set_ylabel(_measured(alive[0]))
         axis.legend(fontsize=8)
+    return figure
+
+
+def _titled(width: float, title: str) -> Figure:
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
+    figure.suptitle(fill(title, round(11 * width)), fontsize=10.5)
     return figure
 
 
@@ -84,7 +89,13 @@ def finding(ground: str, contenders: Sequence["Line"]) -> str:
         return f"{sentence}, from one seed"
     rest = [line for line in alive if line is not best]
     ties = sum(verdict(line.values, best.values, metric) == "tie" for line in rest)
-    return f"{sentence}; {ties} of {len(rest)} others tie" if rest else sentence
+    if not rest:
+        return sentence
+    if len(rest) == 1:
+        return f"{sentence}; {rest[0].label} {'ties' if ties else 'is behind'}"
+    if ties in (0, len(rest)):
+        return f"{sentence}; all others {'tie' if ties else 'are behind'}"
+    return f"{sentence}; {ties} of {len(rest)} others tie"
 
 
 def _measured(line: "Line") -> str:
