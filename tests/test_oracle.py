@@ -802,6 +802,8 @@ def test_from_sgd_translates_groups():
     _, theirs = run(lambda ps: torch.optim.SGD(groups(ps), **options), [theta] * 3, gradients)
     for mine, its in zip(ours, theirs, strict=True):
         assert_close(mine, its)
+    (group,) = Anon.from_sgd([{"params": [parameter(theta)], "lr": 0.1, "betas": (0.9, 0.99)}], lr=1.0).param_groups
+    assert (group["lr"], group["betas"]) == (pytest.approx(1.0), (0.9, 0.99))
     for name in ("nesterov", "dampening"):
         with pytest.raises(ValueError, match=f"Invalid {name}"):
             Anon.from_sgd([{"params": [parameter(theta)], name: True}], lr=0.1)

@@ -134,10 +134,14 @@ def default_name(settings: Settings) -> str:
     return "-".join(words).replace(" ", "-")
 
 
+def _is_free(folder: RunFolder) -> bool:
+    return folder.config() is None or not folder.begun()
+
+
 def _check_claim(folder: RunFolder, settings: Settings, resume: bool) -> None:
     """See that the folder is free, or this run's already."""
-    config = folder.config()
-    if config is None or not folder.begun():
+    config = None if _is_free(folder) else folder.config()
+    if config is None:
         return
     if not resume:
         raise Conflict(f"{folder.path} already holds a run: go on with --resume, or choose another --out")
@@ -158,7 +162,7 @@ def _train(
     runs[0].check_batch()
     if where.rank == 0:  # from here on things are written
         for folder, each in zip(folders, settings, strict=True):
-            if not folder.begun():
+            if _is_free(folder):
                 folder.open({"settings": each.as_json(), **provenance(where.device)})
         folders[0].accompany([os.path.relpath(each.path, folders[0].path) for each in folders])
     total = runs[0].total

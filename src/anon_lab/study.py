@@ -136,13 +136,14 @@ def _counted(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def open_storage(plan: Plan) -> RDBStorage:
-    if plan.storage is None:
-        plan.out.mkdir(parents=True, exist_ok=True)
     here = URL.create("sqlite", database=str(plan.out.absolute() / "sweep.db"))
     try:
         address = here if plan.storage is None else make_url(plan.storage)
-        # One process at a time writes to an SQLite file; the others wait for so many seconds.
-        kwargs = {"connect_args": {"timeout": 120}} if address.get_backend_name() == "sqlite" else {}
+        kwargs = {}
+        if address.get_backend_name() == "sqlite":
+            plan.out.mkdir(parents=True, exist_ok=True)  # where the file may lie
+            # One process at a time writes to it; the others wait for so many seconds.
+            kwargs["connect_args"] = {"timeout": 120}
         return _patiently_opened(address.render_as_string(hide_password=False), kwargs)
     except (SQLAlchemyError, ImportError, optuna.exceptions.OptunaError) as error:
         sentence = str(error).splitlines()[0]

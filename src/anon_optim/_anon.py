@@ -536,10 +536,11 @@ def _averaging(param: Any, lr: float, momentum: float, beta2: float) -> Any:
     for name in ("nesterov", "dampening"):
         if group.pop(name, None):
             raise ValueError(f"Invalid {name}: {param[name]}, expected a param group without it")
-    if group.keys() & {"lr", "momentum"}:
-        momentum = group.pop("momentum", momentum)
+    if "momentum" in group:
+        momentum = group.pop("momentum")
         _check_momentum(momentum)
-        group |= {"lr": group.get("lr", lr) / (1 - momentum), "betas": (momentum, beta2)}
+        group["betas"] = (momentum, beta2)
+    group["lr"] = group.get("lr", lr) / (1 - momentum)
     return group
 
 
