@@ -374,12 +374,13 @@ def test_fid_compares_samples_with_the_reference(
     weights = tmp_path / "weights.npz"
     weights.write_bytes(b"")
     net = task.model()
-    got = task.fid(net, CPU, count=6, steps=2, sampler="ddim", weights=weights)
     made = torch.cat(list(task.samples(net, 6, CPU, steps=2, sampler="ddim")))
-    x, y = (pixels.double().mean((2, 3)).numpy() for pixels in (made, task._reference))
-    root = np.real(np.sqrt(np.linalg.eigvals(np.cov(x.T) @ np.cov(y.T)).astype(complex))).sum()
-    want = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(np.cov(x.T)) + np.trace(np.cov(y.T)) - 2 * root
-    assert got == pytest.approx(want, rel=1e-4)
+    for against in (None, 7):
+        got = task.fid(net, CPU, count=6, steps=2, sampler="ddim", weights=weights, against=against)
+        x, y = (pixels.double().mean((2, 3)).numpy() for pixels in (made, task._reference[:against]))
+        root = np.real(np.sqrt(np.linalg.eigvals(np.cov(x.T) @ np.cov(y.T)).astype(complex))).sum()
+        want = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(np.cov(x.T)) + np.trace(np.cov(y.T)) - 2 * root
+        assert got == pytest.approx(want, rel=1e-4)
 
 
 def test_it_learns(task: DiffusionTask) -> None:
@@ -404,10 +405,23 @@ def test_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (task.recipe.batch_size, task.recipe.ema, task.recipe.schedule) == (128, 0.9999, "constant")
     with pytest.raises(ValueError, match="load it with hold_out"):
         diffusion.load(None).evaluate(torch.nn.Identity(), "validation", CPU)
-    with pytest.raises(ValueError, match="one of paper, small, tiny, but is 'huge'"):
+    with pytest.raises(ValueError, match="one of paper, small, 16px, tiny, but is 'huge'"):
         diffusion.load(None, model="huge")
     with pytest.raises(ValueError, match="options model, flip, but was given width"):
         diffusion.load(None, width=3)
+
+
+def test_smaller_images_are_means_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).repeat(6_000, 3, 8, 8)
+    images = Images(pixels, torch.zeros(6_000, dtype=torch.int64))
+    monkeypatch.setattr(_cifar10, "load", lambda data: (images, images))
+    task = diffusion.load(Path("anywhere"), hold_out=True, model="16px", flip=False)
+    (batch,) = next(task.stream(2, 0, 0, CPU))
+    corner = torch.tensor([[2, 4], [10, 12]], dtype=torch.uint8)  # of (0, 1, 4, 5) the mean is 2.5, rounded to even
+    assert torch.equal(batch, corner.repeat(2, 3, 8, 8))
+    assert torch.equal(task._reference[0], batch[0])
+    (made,) = task.samples(task.model(), 2, CPU, steps=1)
+    assert made.shape == (2, 3, 16, 16)
 
 
 def test_hybrid_weight_is_the_papers(process: Diffusion) -> None:

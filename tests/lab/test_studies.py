@@ -121,7 +121,7 @@ def shrink(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cifar10, "SEEDS", 1)
     elif name == "diffusion":
         axes = (("lr", (1e-3,)), ("betas", ((0.9, 0.99),)))
-        monkeypatch.setattr(diffusion, "contenders", lambda: [Contender("Adam", "Adam", axes)])
+        monkeypatch.setattr(diffusion, "contenders", lambda size: [Contender("Adam", "Adam", axes)])
         write_cifar(tmp_path / "data" / "cifar10", monkeypatch)
         monkeypatch.setattr(_images, "hold_out", lambda images, count: _halves(images))
         monkeypatch.setattr(sys.modules["anon_lab.tasks.diffusion"], "_hold_out", lambda images, count: _halves(images))
@@ -173,7 +173,7 @@ def test_a_study_can_be_listed_without_data(name: str, tiny: bool, tmp_path: Pat
 
 
 def test_every_contender_has_equally_many_trials() -> None:
-    fields = [gpt2.contenders(), cifar10.contenders(), diffusion.contenders()]
+    fields = [gpt2.contenders(), cifar10.contenders(), *map(diffusion.contenders, diffusion.SIZES)]
     fields += [gamma.contenders(site) for site in gamma.sites(tiny=False)]
     candidate = _candidates.CANDIDATES[0]
     cheap, final = _grounds.settled(False)

@@ -48,6 +48,8 @@ class Inception(nn.Module):
             return self._features(images.float())
 
     def _features(self, images: Tensor) -> Tensor:
+        if images.device.type == "cpu":  # whose convolutions are 1.6 times as fast with channels last
+            images = images.contiguous(memory_format=torch.channels_last)
         x = F.interpolate(images, size=(SIZE, SIZE), mode="bilinear", align_corners=False)
         x = (x - 128) / 128
         x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x)))

@@ -1,12 +1,12 @@
-"""A small diffusion model of CIFAR-10: FID of Adam, AMSGrad, SGDM, AdaBound and Anon at gamma 1 and 1.01."""
+"""Small diffusion models of CIFAR-10: FID of Adam, AMSGrad, SGDM, AdaBound and Anon at gamma 1 and 1.01."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from anon_lab import fid
 from anon_lab.studies._results import always, report, search
-from anon_lab.studies._spec import Contender, Ground, Study, anon_defaults
+from anon_lab.studies._spec import Contender, Ground, Stage, Study, anon_defaults
 from anon_lab.tasks import Metric
 from anon_lab.tasks.diffusion import PRESETS, DiffusionTask
 
@@ -14,64 +14,131 @@ if TYPE_CHECKING:
     from anon_lab.run import Run
 
 FID = Metric("FID", "", higher_is_better=False)
-SECONDS = 0.01
+DDIM_STEPS = 25
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A length of training and how it is judged."""
+
+    steps: int
+    ema: float
+    """The average of weights that is sampled from reaches back a tenth of the run or less."""
+    samples: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, the lengths to tune it on and to report on, and learning rates of the adaptive ones and of SGD."""
+
+    name: str
+    model: str
+    seconds: float
+    tuned: Judged
+    reported: Judged
+    adam: tuple[float, ...]
+    anon: tuple[float, ...]
+    sgd: tuple[float, ...]
+    against: int | None = None
+    """Training images that samples are compared with; None: all."""
+    batch_size: int = 64
+    ddim_steps: int = DDIM_STEPS
+
+
 ADAM_LRS = (2e-4, 5e-4, 1e-3, 2e-3)
+SGD_LRS = (0.01, 0.03, 0.1, 0.3)
+# The first is for a CPU, on which Inception's features take most of the time.
+SIZES = (
+    Size(
+        "16 x 16 pixels",
+        "16px",
+        0.004,
+        Judged(300, 0.98, 500),
+        Judged(1_000, 0.99, 2_000),
+        (1e-3, 2e-3, 4e-3, 8e-3),
+        (1e-3, 2e-3, 4e-3, 8e-3),
+        (0.03, 0.1, 0.3, 1.0),
+        against=5_000,
+    ),
+    Size(
+        "32 x 32 pixels",
+        "small",
+        0.01,
+        Judged(500, 0.98, 1_000),
+        Judged(2_000, 0.995, 5_000),
+        ADAM_LRS,
+        ADAM_LRS,
+        SGD_LRS,
+    ),
+)
+TINY = Size(
+    "32 x 32 pixels",
+    "tiny",
+    0.01,
+    Judged(2, 0.98, 8),
+    Judged(3, 0.995, 8),
+    ADAM_LRS,
+    ADAM_LRS,
+    SGD_LRS,
+    batch_size=4,
+    ddim_steps=2,
+)
 
 
-def contenders() -> list[Contender]:
+def contenders(size: Size) -> list[Contender]:
     """Each with 6 trials."""
     betas = ("betas", ((0.9, 0.99), (0.9, 0.95)))
     anon = anon_defaults()
     return [
-        Contender("Adam", "Adam", (("lr", ADAM_LRS), betas)),
-        Contender("Anon γ 1", "Anon", (("lr", ADAM_LRS), betas), {**anon, "gamma": 1.0}),
-        Contender("Anon γ 1.01", "Anon", (("lr", ADAM_LRS), betas), {**anon, "gamma": 1.01}),
-        Contender("AMSGrad", "AMSGrad", (("lr", ADAM_LRS), betas)),
-        Contender("AdaBound", "AdaBound", (("lr", ADAM_LRS), ("final_lr", (0.01, 1.0)))),
-        Contender("SGDM", "SGDM", (("lr", (0.01, 0.03, 0.1, 0.3)), ("momentum", (0.8, 0.95)))),
+        Contender("Adam", "Adam", (("lr", size.adam), betas)),
+        Contender("Anon γ 1", "Anon", (("lr", size.anon), betas), {**anon, "gamma": 1.0}),
+        Contender("Anon γ 1.01", "Anon", (("lr", size.anon), betas), {**anon, "gamma": 1.01}),
+        Contender("AMSGrad", "AMSGrad", (("lr", size.adam), betas)),
+        Contender("AdaBound", "AdaBound", (("lr", size.adam), ("final_lr", (0.01, 1.0)))),
+        Contender("SGDM", "SGDM", (("lr", size.sgd), ("momentum", (0.8, 0.95)))),
     ]
 
 
-def measure(run: "Run", count: int, steps: int) -> dict[str, float]:
+def measure(run: "Run", count: int, steps: int, against: int | None) -> dict[str, float]:
     """FID of samples by DDIM; it is larger than that of 50,000 samples would be, and compares only with its like."""
     assert isinstance(run.task, DiffusionTask)
     net = run.net if run.average is None else run.average.module
     with run.autocast():
-        return {FID.name: run.task.fid(net, run.device, count, steps, "ddim")}
+        return {FID.name: run.task.fid(net, run.device, count, steps, "ddim", against=against)}
 
 
-def grounds(tiny: bool) -> tuple[Ground, Ground]:
-    """To tune on, and to report on; the average of weights reaches back a tenth of the run or less."""
-    model = "tiny" if tiny else "small"
-    recipe = PRESETS[model].recipe.changed(clip=1.0, batch_size=4 if tiny else 64)
-    counts = (8, 8) if tiny else (1_000, 5_000)
-    lengths = (2, 3) if tiny else (500, 2_000)
+def grounds(size: Size) -> tuple[Ground, Ground]:
+    """To tune on, and to report on."""
+    recipe = PRESETS[size.model].recipe.changed(clip=1.0, batch_size=size.batch_size)
     short, long = (
         Ground(
-            f"{steps} steps",
+            f"{size.name}, {judged.steps:,} steps",
             "diffusion",
-            recipe.changed(steps=steps, ema=ema),
+            recipe.changed(steps=judged.steps, ema=judged.ema),
             FID,
-            SECONDS,
-            {"model": model},
+            size.seconds,
+            {"model": size.model},
             together=4,
             compile=True,
-            evaluations=1 if tiny else 4,
-            measure=partial(measure, count=count, steps=2 if tiny else 25),
+            evaluations=1 if size is TINY else 4,
+            measure=partial(measure, count=judged.samples, steps=size.ddim_steps, against=size.against),
         )
-        for steps, ema, count in zip(lengths, (0.98, 0.995), counts, strict=True)
+        for judged in (size.tuned, size.reported)
     )
     return short, replace(long, tuned_on=short)
 
 
-def study(tiny: bool = False) -> Study:
-    short, long = grounds(tiny)
+def stages(size: Size) -> list[Stage]:
+    short, long = grounds(size)
+    field = always(contenders(size))
+    return [*search(field, short, rounds=2), report(field, long)]
 
-    field = always(contenders())
+
+def study(tiny: bool = False) -> Study:
     return Study(
-        "Diffusion on CIFAR-10, a model of 9.9 M parameters",
-        "Does Anon reach a lower FID than Adam, AMSGrad, SGDM and AdaBound at this size and length?",
-        [*search(field, short, rounds=2), report(field, long)],
+        "Diffusion on CIFAR-10, models of 1.2 and 9.9 M parameters",
+        "Does Anon reach a lower FID than Adam, AMSGrad, SGDM and AdaBound at these sizes and lengths?",
+        [stage for size in ((TINY,) if tiny else SIZES) for stage in stages(size)],
         references=("Adam", "AMSGrad", "SGDM"),
         check=fid.find_weights,
     )
