@@ -29,7 +29,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Size:
-    """A model, the lengths to tune it on and to report on, and learning rates of the adaptive ones and of SGD."""
+    """A model, the lengths to tune it on and to report on, and the learning rates of Adam's kind and of SGD."""
 
     name: str
     model: str
@@ -37,7 +37,6 @@ class Size:
     tuned: Judged
     reported: Judged
     adam: tuple[float, ...]
-    anon: tuple[float, ...]
     sgd: tuple[float, ...]
     against: int | None = None
     """Training images that samples are compared with; None: all."""
@@ -56,7 +55,6 @@ SIZES = (
         Judged(300, 0.98, 500),
         Judged(1_000, 0.99, 2_000),
         (1e-3, 2e-3, 4e-3, 8e-3),
-        (1e-3, 2e-3, 4e-3, 8e-3),
         (0.03, 0.1, 0.3, 1.0),
         against=5_000,
     ),
@@ -67,7 +65,6 @@ SIZES = (
         Judged(500, 0.98, 1_000),
         Judged(2_000, 0.995, 5_000),
         ADAM_LRS,
-        ADAM_LRS,
         SGD_LRS,
     ),
 )
@@ -77,7 +74,6 @@ TINY = Size(
     0.01,
     Judged(2, 0.98, 8),
     Judged(3, 0.995, 8),
-    ADAM_LRS,
     ADAM_LRS,
     SGD_LRS,
     batch_size=4,
@@ -91,8 +87,8 @@ def contenders(size: Size) -> list[Contender]:
     anon = anon_defaults()
     return [
         Contender("Adam", "Adam", (("lr", size.adam), betas)),
-        Contender("Anon γ 1", "Anon", (("lr", size.anon), betas), {**anon, "gamma": 1.0}),
-        Contender("Anon γ 1.01", "Anon", (("lr", size.anon), betas), {**anon, "gamma": 1.01}),
+        Contender("Anon γ 1", "Anon", (("lr", size.adam), betas), {**anon, "gamma": 1.0}),
+        Contender("Anon γ 1.01", "Anon", (("lr", size.adam), betas), {**anon, "gamma": 1.01}),
         Contender("AMSGrad", "AMSGrad", (("lr", size.adam), betas)),
         Contender("AdaBound", "AdaBound", (("lr", size.adam), ("final_lr", (0.01, 1.0)))),
         Contender("SGDM", "SGDM", (("lr", size.sgd), ("momentum", (0.8, 0.95)))),
