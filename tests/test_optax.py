@@ -348,7 +348,6 @@ def test_optax_tests_of_sharding():
         ({"eps": -1.0}, "eps: -1.0"),
         ({"growth": 1.0}, "growth: 1.0"),
         ({"guard": "none"}, "guard: 'none'"),
-        ({"guard": Guard(clip=0.0)}, "clip: 0.0"),
         ({"guard": Guard(error_if_nonfinite=True)}, "apply_if_finite"),
         ({"lr_scale": "row"}, "lr_scale: 'row'"),
         ({"statistic": "hessian"}, "statistic: 'hessian'"),

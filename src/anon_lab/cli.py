@@ -14,7 +14,12 @@ from anon_lab.console import fail as _fail
 from anon_lab.console import interruptible as _interruptible
 from anon_lab.console import writing as _writing
 
-app = typer.Typer(help="Measure, compare and draw optimizers.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Measure, compare and draw optimizers.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every command
+)
 app.add_typer(cli_train.app)
 app.add_typer(cli_table.app)
 app.add_typer(cli_study.app)

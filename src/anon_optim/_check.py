@@ -80,12 +80,17 @@ def check(name: str, value: Any, right: Check) -> None:
     _require(holds(value), name, value, expected)
 
 
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ValueError at the first of some entries that cannot be right by itself."""
+    for name, value in options.items():
+        check(name, value, CHECKS[name])
+
+
 def check_group(group: dict[str, Any]) -> None:
     """Raise ValueError at the first entry that cannot be right."""
     _check_lr(group["lr"])
     _check_betas(group["betas"])
-    for name, right in CHECKS.items():
-        check(name, group[name], right)
+    check_options({name: group[name] for name in CHECKS})
     if group["decoupled_weight_decay"]:
         lr = group["lr"]
         check_decay(lr.detach().item() if isinstance(lr, Tensor) else lr, group["weight_decay"])

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from anon_optim._check import check_options
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -28,6 +30,9 @@ class Guard:
     """Raise RuntimeError, and write nothing, if a gradient of the group holds NaN or inf. Reading the answer
     waits for the device."""
 
+    def __post_init__(self) -> None:
+        check_options(vars(self))
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -42,6 +47,9 @@ class Storage:
     stochastic_round: bool = False
     """Round bfloat16 parameters stochastically (unbiased, from torch's generator) instead of to the nearest, so
     that updates smaller than half a unit in the last place are not lost."""
+
+    def __post_init__(self) -> None:
+        check_options(vars(self))
 
 
 NO_GUARD = Guard(clip=math.inf, floor=0.0, touch=False, brake=False)

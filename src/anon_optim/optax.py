@@ -95,7 +95,7 @@ def scale_by_anon(
         )
     guard = guard or NO_GUARD
     entries = {"gamma": gamma, "eps": eps, "growth": growth, "lr_scale": lr_scale, "statistic": statistic}
-    for name, value in {**entries, "clip": guard.clip, "floor": guard.floor}.items():
+    for name, value in entries.items():
         _check(name, value, CHECKS[name])
     for name, value in {"b1": b1, "b2": b2, "b3": b3}.items():
         _check(name, value, BELOW_ONE)

@@ -184,6 +184,7 @@ def test_version_and_help() -> None:
     assert anon("--version").stdout == f"anon-optim {__version__}\n"
     assert "demo" in anon("--help").stdout
     assert anon("demo", "--help").exit_code == 0
+    assert anon("demo", "-h").stdout == anon("demo", "--help").stdout
 
 
 def test_finding_says_who_wins() -> None:
