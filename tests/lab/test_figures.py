@@ -61,6 +61,7 @@ def test_every_figure_writes_and_prints_itself(name: str) -> None:
     assert record["data"]
     assert len(record["remarks"]) >= 2, "the warning of --quick, and a remark of its own"
     assert record["remarks"][0] == figures.TOO_SHORT
+    assert "--quick" in [text.get_text() for text in drawn[name].texts], "the picture says so, too"
     assert record["versions"]["torch"] == torch.__version__
     printed = "".join(result.stdout.split())
     assert all("".join(remark.split()) in printed for remark in record["remarks"])

@@ -82,6 +82,8 @@ def run(name: str, quick: bool, out: Path, console: Console) -> list[Path]:
         "versions": versions("torch", "matplotlib", "pytorch_optimizer"),
     }
     figure = module.draw(data)
+    if quick:  # a picture travels without its remarks
+        figure.text(0.5, 0.5, "--quick", size=72, rotation=30, ha="center", va="center", color="gray", alpha=0.2)
     console.print(module.table(data))
     for remark in remarks:
         console.print(f"• {remark}", markup=False, highlight=False)
