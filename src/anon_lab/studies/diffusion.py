@@ -40,6 +40,7 @@ class Size:
     sgd: tuple[float, ...]
     against: int | None = None
     """Training images that samples are compared with; None: all."""
+    evaluations: int = 1
     batch_size: int = 64
     ddim_steps: int = DDIM_STEPS
 
@@ -53,7 +54,7 @@ SIZES = (
         "16px",
         0.004,
         Judged(300, 0.98, 500),
-        Judged(1_000, 0.99, 2_000),
+        Judged(1_000, 0.99, 1_000),
         (1e-3, 2e-3, 4e-3, 8e-3),
         (0.03, 0.1, 0.3, 1.0),
         against=5_000,
@@ -66,6 +67,7 @@ SIZES = (
         Judged(2_000, 0.995, 5_000),
         ADAM_LRS,
         SGD_LRS,
+        evaluations=4,
     ),
 )
 TINY = Size(
@@ -116,7 +118,7 @@ def grounds(size: Size) -> tuple[Ground, Ground]:
             {"model": size.model},
             together=4,
             compile=True,
-            evaluations=1 if size is TINY else 4,
+            evaluations=size.evaluations,
             measure=partial(measure, count=judged.samples, steps=size.ddim_steps, against=size.against),
         )
         for judged in (size.tuned, size.reported)
