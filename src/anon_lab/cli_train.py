@@ -36,13 +36,26 @@ def pairs(entries: list[str], flag: str) -> dict[str, Any]:
 
 
 # Options of the same name here and there: in a recipe, and in the settings of a run.
-RECIPE = ("epochs", "steps", "batch_size", "warmup", "schedule", "final_lr", "clip", "ema")
+RECIPE = ("epochs", "steps", "batch_size", "warmup", "schedule", "final_lr", "milestones", "clip", "ema")
 HOW = ("micro_batch", "compile", "graph", "evaluations")
 
 
 def _given(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Those of the options that were given at all."""
     return {name: options[name] for name in names if options[name] is not None}
+
+
+def _recipe(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes in the task's recipe."""
+    given = _given(options, RECIPE)
+    if "milestones" in given:
+        try:
+            given["milestones"] = tuple(float(each) for each in given["milestones"].split(","))
+        except ValueError:
+            raise fail(
+                f"--milestones must be numbers with commas between them, but is {given['milestones']!r}"
+            ) from None
+    return given
 
 
 Data = Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the usual places")]
@@ -56,6 +69,9 @@ BatchSize = Annotated[int | None, typer.Option(min=1, show_default="the recipe's
 Warmup = Annotated[float | None, typer.Option(min=0, max=1, help="Share of the run in which lr rises.")]
 Schedule = Annotated[Literal["cosine", "step", "constant"] | None, typer.Option()]
 FinalLr = Annotated[float | None, typer.Option(min=0, help="End of the cosine, as a share of the peak.")]
+Milestones = Annotated[
+    str | None, typer.Option(help="Shares of the run at which a step schedule divides lr by 10, such as 0.5,0.75.")
+]
 Clip = Annotated[float | None, typer.Option(help="Largest norm of the gradient.")]
 Ema = Annotated[float | None, typer.Option(min=0, max=1, help="Decay of averaged weights to evaluate.")]
 Evaluations = Annotated[int, typer.Option(min=1, help="How often a run is evaluated.")]
@@ -97,6 +113,7 @@ def run(
     warmup: Warmup = None,
     schedule: Schedule = None,
     final_lr: FinalLr = None,
+    milestones: Milestones = None,
     clip: Clip = None,
     ema: Ema = None,
     hold_out: Annotated[bool, typer.Option("--hold-out", help="Keep a validation part from training.")] = False,
@@ -134,7 +151,7 @@ def run(
             task=task,
             optimizer=entry.name,
             lr=entry.usual_lr(settings) if lr is None else lr,
-            recipe=loaded.recipe.changed(**_given(context.params, RECIPE)),
+            recipe=loaded.recipe.changed(**_recipe(context.params)),
             hyper=settings,
             options=chosen,
             hold_out=hold_out,
@@ -172,6 +189,7 @@ def sweep(
     warmup: Warmup = None,
     schedule: Schedule = None,
     final_lr: FinalLr = None,
+    milestones: Milestones = None,
     clip: Clip = None,
     ema: Ema = None,
     evaluations: Evaluations = 10,
@@ -216,7 +234,7 @@ def sweep(
             task=task,
             optimizer="",
             lr=0.0,
-            recipe=loaded.recipe.changed(**_given(context.params, RECIPE)),
+            recipe=loaded.recipe.changed(**_recipe(context.params)),
             options=chosen,
             precision="bf16" if bf16 else "fp32",
             **_given(context.params, HOW),

@@ -260,7 +260,8 @@ def table(task: Task, results: Sequence[dict[str, Any]]) -> Table:
         shown.add_column(column, justify="right")
     for result in results:
         final = "diverged" if result["diverged"] else f"{result['evaluation'][metric.name]:.4g}"
-        shown.add_row(str(result["seed"]), f"{result['loss'] or float('nan'):.4f}", final, f"{result['seconds']:.0f}")
+        loss = float("nan") if result["loss"] is None else result["loss"]
+        shown.add_row(str(result["seed"]), f"{loss:.4f}", final, f"{result['seconds']:.0f}")
     whole = summary(task, results)
     if whole["standard_deviation"] is not None:
         shown.add_section()

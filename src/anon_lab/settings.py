@@ -1,6 +1,7 @@
 """Everything that decides what a training run computes, and what it was computed with."""
 
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -40,6 +41,10 @@ class Settings:
     """Whether a step is replayed as a CUDA graph."""
     evaluations: int = 20
     """How often, evenly over the run, the network is evaluated; the last time is after the last step."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.lr):
+            raise ValueError(f"lr must be a finite number, but is {self.lr}")
 
     def steps(self, task: Task) -> int:
         """The length of the run."""

@@ -38,7 +38,7 @@ def drive(
 ) -> list[dict[str, Any]]:
     """Train runs of equal length in lockstep to their end and return their results, in order.
 
-    A run whose loss is no longer a number is over, and its result says so.
+    A run whose loss is no longer a number is over, and its result says so, as that of one that ends with no number.
 
     **Arguments:**
     - `folders`: where each run writes; the first also holds the checkpoint of all. None: nothing is written.
@@ -144,8 +144,9 @@ class _Loop:
 
     def results(self) -> list[dict[str, Any]]:
         results = [_result(run, last, lost) for run, last, lost in zip(self.runs, self.last, self.lost, strict=True)]
-        for run, folder, result in zip(self.runs, self.folders, results, strict=bool(self.folders)):
+        for run, folder in zip(self.runs, self.folders, strict=bool(self.folders)):
             write_bytes(folder.path / "weights.safetensors", safetensors_bytes(run.weights()))
+        for folder, result in zip(self.folders, results, strict=bool(self.folders)):
             folder.finish(result)
         return results
 
@@ -155,14 +156,17 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _result(run: Run, last: dict[str, Any], lost: bool) -> dict[str, Any]:
-    """What is left to say of a run that is over."""
+    """What is left to say of a run that is over. The loss of the last step is from before its update, so that it may
+    still be a number where what was evaluated no longer is."""
+    evaluation = None if lost else last["evaluation"]
+    lost = lost or not all(map(math.isfinite, (evaluation or {}).values()))
     memory = torch.cuda.max_memory_allocated(run.device) if run.device.type == "cuda" else None
     return {
         **run.settings.as_json(),
         "steps": run.step,
         "diverged": lost,
         "loss": last["loss"],
-        "evaluation": None if lost else last["evaluation"],
+        "evaluation": None if lost else evaluation,
         "seconds": last["seconds"],
         "seconds_a_step": last["seconds"] / run.step,
         "parameters": sum(p.numel() for p in run.net.parameters()),

@@ -867,6 +867,55 @@ def test_a_network_counts_once_with_its_longest_runs() -> None:
         assert [test.verdict for test in _across.across(without_long, ("AdamW",))[0].tests] == ["better", "better"]
 
 
+def scaled(line: _report.Line) -> _report.Line:
+    return replace(line, settings={**line.settings, "lr_scale": "tensor"})
+
+
+def test_of_equally_long_runs_those_with_most_seeds_count() -> None:
+    """Else a subset of the seeds would stand for all; lr_scale is no other method at gamma 1."""
+    good, bad = [1.0, 1.01, 1.02, 1.03], [2.0, 2.01, 2.02, 2.03]
+    a, b = another("a", metric=LOSS), another("b", metric=LOSS)
+    few = [made_line("AdamW", a, bad[:3]), made_line("Anon γ 1", a, good[:3])]
+    many = [made_line("AdamW", a, good), scaled(made_line("Anon γ 1", a, bad))]
+    lopsided = [made_line("AdamW", a, bad), made_line("Anon γ 1", a, good[:3])]
+    other = [made_line("AdamW", b, bad), made_line("Anon γ 1", b, good)]
+    for first in (few, lopsided):
+        for grounds in ([first, many, other], [many, first, other]):
+            (found,) = _across.across(grounds, ("AdamW",))
+            assert sorted(test.verdict for test in found.tests) == ["better", "worse"]
+
+
+def test_gammas_with_and_without_lr_scale_are_two_methods() -> None:
+    good, bad = [1.0, 1.01, 1.02], [2.0, 2.01, 2.02]
+    grounds = []
+    for name in "ab":
+        ground = another(name, metric=LOSS)
+        theirs, plain, other = (
+            made_line("SGDM", ground, bad),
+            *(made_line("Anon γ 0", ground, x) for x in (good, bad)),
+        )
+        grounds += [[theirs, plain], [theirs, scaled(other)]]
+    plain, other = _across.across(grounds, ("SGDM",))
+    assert (plain.label, plain.ahead) == ("γ 0", 2)
+    assert (other.label, other.ahead) == ("γ 0 with lr_scale", 0)
+    panels = {"a": grounds[0]}  # shows the one without
+    assert overview.summed_up([plain, other], panels).count("γ 0") == 1
+
+
+def test_the_ground_of_the_choice_has_no_say() -> None:
+    good, bad = [1.0, 1.01, 1.02], [2.0, 2.01, 2.02]
+    (_, final), confirming = _grounds.settled(False), _grounds.confirmed(False)
+    tied = next(each.ground for each in confirming if each.ground.network == final.ground.network)
+    grounds = [
+        [made_line("AdamW", each, bad), made_line("Anon γ 1", each, good)]
+        for each in (another("a", metric=LOSS), final.ground)
+    ]
+    assert _across.across(grounds, ("AdamW",)) == []
+    grounds.append([made_line("AdamW", tied, good), made_line("Anon γ 1", tied, bad)])
+    (found,) = _across.across(grounds, ("AdamW",))
+    assert [test.verdict for test in found.tests] == ["better", "worse"]
+
+
 def test_small_differences_add_up_over_tasks() -> None:
     """Each task is a tie with t = 1.2247 and 4 degrees of freedom: p = 0.288, z = 1.063."""
     low, high = [1.0, 2.0, 3.0], [2.0, 3.0, 4.0]
@@ -959,7 +1008,7 @@ def test_what_a_later_study_adds_to_a_ground_is_shown_with_it(tmp_path: Path, mo
 def test_each_gamma_is_summed_up_against_its_kin() -> None:
     """SGDM near 0, AdamW from above 0.5 on; only gammas that the panels show."""
     made = [
-        _across.Across(gamma, name, [_across.Test(0.5, True, "tie")] * 2)
+        _across.Across(_across.Method(gamma, False), name, [_across.Test(0.5, True, "tie")] * 2)
         for gamma in (0.0, 0.8, 1.0)
         for name in ("AdamW", "SGDM")
     ]

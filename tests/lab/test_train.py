@@ -58,6 +58,9 @@ class TestSchedule:
     def test_steps_by_hand(self):
         recipe = Recipe(batch_size=1, schedule="step", milestones=(0.5, 0.75), drop=0.1)
         assert [lr_share(step, 8, recipe) for step in range(8)] == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+        for wrong, words in (((), "but is none"), ((0.5, 1.5), "between 0 and 1")):
+            with pytest.raises(ValueError, match=f"milestones must be .*{words}"):
+                replace(recipe, milestones=wrong)
 
     def test_constant_after_warmup(self):
         recipe = Recipe(batch_size=1, schedule="constant", warmup=0.5)
@@ -326,6 +329,22 @@ def test_lost_run_ends_and_says_so(tmp_path):
     assert result["evaluation"] is None
     assert result["steps"] < 60
     assert json.loads((tmp_path / "result.json").read_text())["mean"] is None
+
+
+def test_a_run_whose_last_step_ends_it_says_so_too(tmp_path):
+    """The loss of its one step is from before the update, and still a number."""
+    (result,) = train(
+        tmp_path, replace(SETTINGS, optimizer="SGDM", lr=1e30, hyper={}, recipe=SETTINGS.recipe.changed(steps=1))
+    )
+    assert result["diverged"]
+    assert math.isfinite(result["loss"])
+    assert result["evaluation"] is None
+
+
+def test_a_learning_rate_is_a_number():
+    for lr in (math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"lr must be a finite number, but is {lr}"):
+            replace(SETTINGS, lr=lr)
 
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--no-python"]

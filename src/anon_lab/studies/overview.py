@@ -15,7 +15,7 @@ from rich.console import Console
 
 from anon_lab.files import write_bytes, write_text
 from anon_lab.studies import NAMES, folder, load, trained
-from anon_lab.studies._across import Across, across, section
+from anon_lab.studies._across import Across, Method, across, section
 from anon_lab.studies._plots import style
 from anon_lab.studies._report import Line, against, as_markdown, lines, reported
 from anon_lab.studies._spec import Section, Study
@@ -101,9 +101,9 @@ def headline(panels: Panels) -> str:
 
 def summed_up(found: Sequence[Across], panels: Panels) -> str:
     """Each gamma of the panels against what it stands closest to: SGDM near 0, AdamW near 1 and above."""
-    shown = {line.settings["gamma"] for contenders in panels.values() for line in _ours(contenders)}
-    kin = [each for each in found if (each.reference == "SGDM") == (each.gamma <= 0.5) and each.gamma in shown]
-    said = "; ".join(each.sentence() for each in sorted(kin, key=lambda each: each.gamma))
+    shown = {Method.of(line.settings) for contenders in panels.values() for line in _ours(contenders)}
+    kin = [each for each in found if (each.reference == "SGDM") == (each.method.gamma <= 0.5) and each.method in shown]
+    said = "; ".join(each.sentence() for each in sorted(kin, key=lambda each: each.method))
     return f"Over all studies {said}" if said else ""
 
 

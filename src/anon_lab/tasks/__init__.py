@@ -61,6 +61,9 @@ class Recipe:
         _check("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
         _check("epochs", self.epochs, self.epochs is None or 0 < self.epochs < math.inf, "above 0")
         _check("steps", self.steps, self.steps is None or self.steps >= 1, "at least 1")
+        steps_down = self.schedule != "step" or len(self.milestones) > 0
+        _check("milestones", "none", steps_down, "shares of the run, such as 0.5, 0.75, where the schedule is step")
+        _check("milestones", self.milestones, all(0 < each < 1 for each in self.milestones), "between 0 and 1")
         _check("warmup", self.warmup, 0 <= self.warmup <= 1, "between 0 and 1")
         _check("final_lr", self.final_lr, 0 <= self.final_lr <= 1, "between 0 and 1")
         _check("clip", self.clip, self.clip is None or self.clip > 0, "above 0")
