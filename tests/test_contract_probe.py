@@ -810,6 +810,91 @@ def test_a_bad_option_is_named_where_it_is_made(options, name, value):
             make()
 
 
+@pytest.mark.parametrize("options", [Guard(), Storage()])
+def test_a_group_takes_fields_and_not_whole_options_in_training(options):
+    params = parameters()
+    optimizer = Anon(params)
+    train(params, optimizer, [1])
+    name = type(options).__name__.lower()
+    optimizer.param_groups[0][name] = options
+    with pytest.raises(ValueError, match=f"Invalid {name} in a param group: set its fields"):
+        train(params, optimizer, [2])
+
+
+@pytest.mark.parametrize("lr", [5.0, torch.tensor(5.0)], ids=["number", "tensor"])
+def test_a_schedule_that_raises_lr_beyond_what_decay_allows_is_an_error(lr):
+    params = parameters()
+    optimizer = Anon(params, lr=lr / 10, weight_decay=1.0)
+    train(params, optimizer, [1])
+    optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(ValueError, match=r"Invalid weight_decay: 1\.0 with lr 5\.0"):
+        train(params, optimizer, [2])
+
+
+@every_path
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_norm_of_narrow_gradients_does_not_overflow(path, dtype):
+    """10^5 elements of 512 have the norm 1.6e5, which float16 does not hold."""
+    p = Parameter(torch.ones(100_000, dtype=dtype))
+    wide = Parameter(torch.ones(100_000))
+    ours, theirs = (Anon([each], lr=0.1, gamma=0.0, max_grad_norm=1e5, **path) for each in (p, wide))
+    p.grad, wide.grad = torch.full_like(p, 512.0), torch.full_like(wide, 512.0)
+    ours.step()
+    theirs.step()
+    torch.testing.assert_close(p.float(), wide, rtol=8e-3, atol=0)
+    assert (p < 0).all()
+
+
+@every_path
+def test_an_overflow_under_amp_is_skipped_even_where_it_could_be_an_error(path):
+    p = Parameter(torch.ones(8))
+    optimizer = Anon([p], lr=0.1, guard=Guard(error_if_nonfinite=True), **path)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(p.sum()).backward()
+    p.grad[3] = math.inf
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(p, torch.ones(8))
+    assert scaler.get_scale() == 2
+
+
+@every_path
+def test_amp_skips_what_no_kernel_takes_too(path):
+    """A capturable step is skipped on the device; parameters with gaps in memory go another way."""
+    gaps = Parameter(torch.randn(4, 10)[:, :5])
+    odd = Parameter(torch.randn(4, 5))
+    for params in ([gaps], [odd], [gaps, odd]):
+        before = [p.detach().clone() for p in params]
+        optimizer = Anon(params, lr=0.1, capturable=True, **path)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for p in params:
+            p.grad = torch.full((5, 4), math.inf).t()  # another layout than the parameter's
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        for p, old in zip(params, before, strict=True):
+            assert torch.equal(p, old)
+
+
+@compiles
+@pytest.mark.parametrize("how", [{"differentiable": True}, {"capturable": True, "foreach": False}, "compiled"], ids=str)
+def test_a_released_moment_is_no_hindrance(how):
+    """The end of a run of known length, under what writes the second moment on every step."""
+    compiled = how == "compiled"
+    options = {"foreach": False} if compiled else how
+    params, twins = parameters(), parameters()
+    if "differentiable" in how:
+        params = [p.clone() for p in params]  # autograd refuses to write into leaves
+    ours, theirs = Anon(params, total_steps=20, **options), Anon(twins, foreach=False)
+    step = torch.compile(ours.step, backend="aot_eager") if compiled else ours.step
+    for t in range(1, 21):
+        set_gradients(params, t)
+        set_gradients(twins, t)
+        (step if t > 17 else ours.step)()
+        theirs.step()
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q)
+
+
 def test_coupled_decay_allows_any_product_with_lr():
     params = parameters()
     train(params, Anon(params, lr=10.0, weight_decay=0.2, decoupled_weight_decay=False), [1])

@@ -802,8 +802,15 @@ def test_from_sgd_translates_groups():
     _, theirs = run(lambda ps: torch.optim.SGD(groups(ps), **options), [theta] * 3, gradients)
     for mine, its in zip(ours, theirs, strict=True):
         assert_close(mine, its)
-    (group,) = Anon.from_sgd([{"params": [parameter(theta)], "lr": 0.1, "betas": (0.9, 0.99)}], lr=1.0).param_groups
-    assert (group["lr"], group["betas"]) == (pytest.approx(1.0), (0.9, 0.99))
+    (group,) = Anon.from_sgd([{"params": [parameter(theta)], "lr": 0.1, "betas": (0.5, 0.99)}], lr=1.0).param_groups
+    assert (group["lr"], group["betas"]) == (pytest.approx(0.2), (0.5, 0.99))
+    sgd = torch.optim.SGD([parameter(theta)], lr=0.1, momentum=0.9)
+    torch.optim.lr_scheduler.StepLR(sgd, 10)  # notes SGD's lr in the group
+    sgd.param_groups[0].pop("nesterov")
+    ours = Anon.from_sgd(
+        [{name: sgd.param_groups[0][name] for name in ("params", "lr", "momentum", "initial_lr")}], 0.1
+    )
+    assert torch.optim.lr_scheduler.StepLR(ours, 10).base_lrs == [pytest.approx(1.0)]
     for name in ("nesterov", "dampening"):
         with pytest.raises(ValueError, match=f"Invalid {name}"):
             Anon.from_sgd([{"params": [parameter(theta)], name: True}], lr=0.1)

@@ -18,10 +18,10 @@ from torch.optim.optimizer import (
 
 from anon_optim import _idu
 from anon_optim._adamw_state import adamw_states
-from anon_optim._check import check_decay, check_group
+from anon_optim._check import check_decay_now, check_group
 from anon_optim._clipping import grad_factors
 from anon_optim._diagnostics import Diagnostics, diagnose
-from anon_optim._fused import Plan, step_batch, takes_found_inf, uses_fused
+from anon_optim._fused import Ownership, Plan, step_batch, takes_found_inf, uses_fused
 from anon_optim._idu import Growth, Statistic
 from anon_optim._options import Guard, Storage, flatten
 from anon_optim._state import (
@@ -182,6 +182,7 @@ class Anon(Optimizer):
         defaults = flatten(defaults)
         check_group(defaults)
         self._plans: dict[int, Plan] = {}
+        self._ownership: Ownership | None = None
         self._said_past_total_steps = False
         super().__init__(params, defaults)
 
@@ -294,6 +295,7 @@ class Anon(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plans = {}
+        self._ownership = None
         self._said_past_total_steps = False
         for group in self.param_groups:
             for key, value in self.defaults.items():
@@ -323,6 +325,10 @@ class Anon(Optimizer):
             state = self._state_of(p, group)
             if group["differentiable"] and state["step"].requires_grad:
                 raise RuntimeError("`requires_grad` is not supported for `step` in differentiable mode")
+            # Made here and not in the step, because torch.compile runs this function as it is.
+            in_graph = group["capturable"] or TracingContext.try_get() is not None
+            if is_released(state["exp_avg_sq"]) and (in_graph or group["differentiable"]):
+                state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])  # these write it on every step
             params_with_grad.append(p)
             grads.append(p.grad)
             exp_avgs.append(state["exp_avg"])
@@ -333,8 +339,6 @@ class Anon(Optimizer):
             brakes.append(state["brake"])
             gammas.append(state["gamma"])
             state_steps.append(state["step"])
-            # Made here and not in the step, because torch.compile runs this function as it is.
-            in_graph = group["capturable"] or TracingContext.try_get() is not None
             refresh_tables.append(_idu.refresh_table(group["growth"], p.device) if in_graph else state["step"])
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -376,6 +380,7 @@ class Anon(Optimizer):
         """Step what can be fused, in batches; returns the parameters that another path must take."""
         plan = self._plans.get(index)
         if plan is None or not plan.follow():
+            self._ownership = None
             plan = self._plans[index] = Plan(group, lambda p: self._state_of(p, group))
             plan.follow()
         for batch in plan.batches:
@@ -396,23 +401,26 @@ class Anon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        for index, group in enumerate(self.param_groups):
-            if group["error_if_nonfinite"]:
-                _raise_if_nonfinite(index, group)
-
         found_inf: Tensor | None = getattr(self, "found_inf", None)  # set by torch.amp.GradScaler, with grad_scale
         if found_inf is not None and not all(g["capturable"] for g in self.param_groups) and found_inf.item():
             return loss
+        for index, group in enumerate(self.param_groups):
+            if group["error_if_nonfinite"]:
+                _raise_if_nonfinite(index, group)
         factors = grad_factors(self.param_groups, getattr(self, "grad_scale", None))
 
+        eager = not torch.compiler.is_compiling()
+        if eager and self._plans and not (self._ownership and self._ownership.holds(self.param_groups, self.state)):
+            self._plans = {}
         for index, group in enumerate(self.param_groups):
-            if group["decoupled_weight_decay"] and group["weight_decay"] and not isinstance(group["lr"], Tensor):
-                check_decay(group["lr"], group["weight_decay"])  # a schedule may have raised lr
+            if group["decoupled_weight_decay"] and group["weight_decay"]:
+                check_decay_now(group)  # a schedule may have raised lr
             options = step_options(group)
             remaining = group
-            if not torch.compiler.is_compiling() and uses_fused(group):
+            if eager and uses_fused(group):
                 rest = self._step_fused(index, group, options, factors[index], found_inf)
-                if not rest:
+                # A kernel leaves out, on the device, what overflowed; for the others the host has to ask.
+                if not rest or (found_inf is not None and group["capturable"] and found_inf.item()):
                     continue
                 remaining = {**group, "params": rest}
             lists: list[list[Tensor]] = [[] for _ in range(11)]
@@ -422,8 +430,12 @@ class Anon(Optimizer):
             # what was to be fused and cannot be is at least taken together
             foreach = True if group["fused"] and group["foreach"] is None else group["foreach"]
             anon(*lists, foreach=foreach, options=options)
-            if not options.decides_on_device and (options.lazy.total_steps is not None or options.growth == math.inf):
+            if not (options.decides_on_device or options.differentiable) and (
+                options.lazy.total_steps is not None or options.growth == math.inf
+            ):
                 self._release_moments(remaining)
+        if self._plans and self._ownership is None and eager:
+            self._ownership = Ownership(self.param_groups, self.state)
         return loss
 
     @torch.no_grad()
@@ -536,10 +548,14 @@ def _averaging(param: Any, lr: float, momentum: float, beta2: float) -> Any:
     for name in ("nesterov", "dampening"):
         if group.pop(name, None):
             raise ValueError(f"Invalid {name}: {param[name]}, expected a param group without it")
+    if "betas" in group:
+        momentum = group["betas"][0]
     if "momentum" in group:
         momentum = group.pop("momentum")
         _check_momentum(momentum)
         group["betas"] = (momentum, beta2)
+    for name in ("initial_lr", "max_lr", "min_lr"):  # what a scheduler of SGD's noted there, in SGD's unit
+        group.pop(name, None)
     group["lr"] = group.get("lr", lr) / (1 - momentum)
     return group
 

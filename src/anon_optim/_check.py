@@ -110,6 +110,15 @@ def _rounded_down(x: float) -> float:
     return float(Context(prec=3, rounding=ROUND_FLOOR).create_decimal_from_float(x))
 
 
+def check_decay_now(group: dict[str, Any]) -> None:
+    """In a step: not where lr is on a device, which would have to be waited for, or in a graph."""
+    lr = group["lr"]
+    if not isinstance(lr, Tensor):
+        check_decay(lr, group["weight_decay"])
+    elif lr.is_cpu and not torch.compiler.is_compiling():
+        check_decay(lr.detach().item(), group["weight_decay"])
+
+
 def check_decay(lr: float, weight_decay: float, coupled: str = "decoupled_weight_decay=False") -> None:
     """Decoupled decay multiplies by 1 - lr * weight_decay, which must not be negative; `coupled` is the other kind."""
     product = lr * weight_decay

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NARROW = (torch.float16, torch.bfloat16)
+
 
 def grad_factors(groups: list[dict[str, Any]], grad_scale: Tensor | None) -> list[Tensor | None]:
     """One float32 factor a group, None for 1. The norm is that of all gradients of all groups together, as
@@ -12,8 +14,8 @@ def grad_factors(groups: list[dict[str, Any]], grad_scale: Tensor | None) -> lis
     unscale = None if grad_scale is None else grad_scale.to(torch.float32).reciprocal()
     if all(group["max_grad_norm"] is None for group in groups):
         return [unscale] * len(groups)
-    norm = torch.nn.utils.get_total_norm([p.grad for group in groups for p in group["params"] if p.grad is not None])
-    norm = norm.to(torch.float32)
+    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(list(map(_wide, grads))).to(torch.float32)
     if unscale is not None:
         norm = norm * unscale
     factors = []
@@ -24,3 +26,9 @@ def grad_factors(groups: list[dict[str, Any]], grad_scale: Tensor | None) -> lis
             factor = clip if unscale is None else clip * unscale
         factors.append(factor)
     return factors
+
+
+def _wide(grad: Tensor) -> Tensor:
+    """In place of a 16-bit gradient its norm in 32 bits: a float16 norm overflows where no element does, most of all
+    under AMP's scale."""
+    return torch.linalg.vector_norm(grad, dtype=torch.float32) if grad.dtype in NARROW else grad

@@ -7,7 +7,8 @@ and sent again; the rest stays, so that the host's share of a step does not grow
 import functools
 import importlib.util
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -23,6 +24,9 @@ BLOCK = 512
 """How many elements a kernel takes at a time."""
 ROWS = ("param", "grad", "exp_avg", "exp_avg_sq", "preconditioner")
 """The rows of a batch's address table."""
+
+
+_is_given = functools.partial(operator.is_not, None)
 
 
 class Numbers(NamedTuple):
@@ -104,8 +108,15 @@ def takes_found_inf(group: dict[str, Any]) -> bool:
     """Whether a step of the group can be skipped by what only the device knows, or by the host that asks it."""
     if not uses_fused(group):
         return False
-    kernel_takes_all = all(p.dtype in DTYPES and type(p) in (Tensor, nn.Parameter) for p in group["params"])
-    return kernel_takes_all or not group["capturable"]
+    if not group["capturable"]:
+        return True
+    return all(
+        p.dtype in DTYPES
+        and type(p) in (Tensor, nn.Parameter)
+        and (p.is_contiguous() or is_dense(p))
+        and backend(p.device.type) is not None
+        for p in group["params"]
+    )
 
 
 @functools.cache
@@ -136,14 +147,21 @@ def is_eligible(p: Tensor) -> bool:
         and grad.layout == torch.strided
         and grad.stride() == p.stride()
         and is_dense(p)
+        and has_its_own_memory(p)
+        and has_its_own_memory(grad)
     )
+
+
+def has_its_own_memory(x: Tensor) -> bool:
+    """Whether a kernel finds in memory what the tensor holds: not so where it is only marked as negated or as zero."""
+    return not x.is_neg() and x.data_ptr() != 0
 
 
 def has_layout_of(p: Tensor, state: dict[str, Tensor]) -> bool:
     """Whether the state lies in memory as the parameter does; after a load or a change of memory format it may not."""
     s = state["exp_avg_sq"]
     kept = (state["exp_avg"], state["preconditioner"], *(() if is_released(s) else (s,)))
-    return p.numel() == 1 or all(x.stride() == p.stride() for x in kept)
+    return all(x.shape == p.shape and (p.numel() == 1 or x.stride() == p.stride()) for x in kept)
 
 
 class Batch:
@@ -156,8 +174,10 @@ class Batch:
         self.steps, self.weights, self.gammas, self.levels, self.brakes = packed_state(states)
         for state in states:
             forget_what_was_seen(state["preconditioner"])  # a kernel will write it
-        self.exp_avgs = [state["exp_avg"] for state in states]
-        self.step_views = [state["step"] for state in states]
+        self.entries = list(_all_entries(states))
+        self.numels_of_params = [p.numel() for p in params]
+        # A negated gradient is half of a complex one, which leaves gaps in memory everywhere but here.
+        self.single_numbers = [i for i, p in enumerate(params) if p.numel() == 1]
         self.param_addresses = [p.data_ptr() for p in params]
         self.strides = None if all(p.is_contiguous() for p in params) else [p.stride() for p in params]
         self.kernels: dict[Any, Any] = {}
@@ -183,21 +203,25 @@ class Batch:
     def follow(self) -> bool:
         """Take over the gradients of this step; False if anything else has changed, and the batch is void."""
         grads: list[Any] = [p.grad for p in self.params]
-        if self.void or any(grad is None for grad in grads):
+        if self.void or not all(map(_is_given, grads)):
             return False
         if self.strides is None:
             same_layout = all(map(Tensor.is_contiguous, grads))
         else:
             same_layout = [grad.stride() for grad in grads] == self.strides
+        grad_addresses = [grad.data_ptr() for grad in grads]
         if (
             not same_layout
             or {grad.dtype for grad in grads} != {self.kind.grad_dtype}
             or [p.data_ptr() for p in self.params] != self.param_addresses
-            or not all(map(operator.is_, [state["exp_avg"] for state in self.states], self.exp_avgs))
-            or not all(map(operator.is_, [state["step"] for state in self.states], self.step_views))
+            or list(map(Tensor.numel, self.params)) != self.numels_of_params
+            or list(map(Tensor.numel, grads)) != self.numels_of_params
+            or any(grads[i].is_neg() for i in self.single_numbers)
+            or 0 in grad_addresses
+            or sum(map(len, self.states)) != len(self.entries)
+            or not all(map(operator.is_, _all_entries(self.states), self.entries))
         ):
             return False
-        grad_addresses = [grad.data_ptr() for grad in grads]
         if grad_addresses != self.grad_addresses:
             if self.kind.aligned and any(address % 16 for address in grad_addresses):
                 return False
@@ -214,6 +238,27 @@ class Batch:
             return True
         steps, gammas = self.steps.tolist(), self.gammas.tolist()
         return steps.count(steps[0]) == len(steps) and gammas.count(gammas[0]) == len(gammas)
+
+
+def _all_entries(states: Iterable[dict[str, Tensor]]) -> Iterable[Tensor]:
+    return chain.from_iterable(map(dict.values, states))
+
+
+class Ownership:
+    """Which parameters an optimizer had, in which groups, and which states: plans hold as long as these are the same
+    objects. That a state's entries are, its batch sees to."""
+
+    def __init__(self, groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]) -> None:
+        self.held = self._list(groups, states)
+
+    def holds(self, groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]) -> bool:
+        ours = self._list(groups, states)
+        return len(ours) == len(self.held) and all(map(operator.is_, ours, self.held))
+
+    @staticmethod
+    def _list(groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]) -> list[Any]:
+        params = chain.from_iterable(group["params"] for group in groups)
+        return [*groups, *params, *states.keys(), *states.values()]
 
 
 class Launch(Protocol):

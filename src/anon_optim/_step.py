@@ -68,6 +68,11 @@ def rule_of(group: dict[str, Any]) -> Rule:
 
 
 def step_options(group: dict[str, Any]) -> StepOptions:
+    for name in ("guard", "storage"):
+        if name in group:
+            raise ValueError(
+                f"Invalid {name} in a param group: set its fields, such as group['clip'] or group['floor']"
+            )
     rule = rule_of(group)
     return StepOptions(
         rule=rule,
