@@ -10,6 +10,7 @@ import argparse
 import json
 import time
 from datetime import date
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -33,10 +34,12 @@ def random_task(model: str) -> _images.InMemory:
     return _images.InMemory("cifar10", recipe, build, _cifar10.NORMAL, images, None, images, pad=4, flip=True)
 
 
-def seconds_a_step(task: _images.InMemory, optimizer: str, count: int, graph: bool, device: torch.device) -> float:
+def seconds_a_step(
+    task: _images.InMemory, optimizer: str, count: int, graph: bool, device: torch.device, stacked: bool = False
+) -> float:
     """Of `count` runs in lockstep, after the capture and over half an epoch."""
     settings = [
-        Settings("cifar10", optimizer, 1e-3, task.recipe, seed=seed, precision="bf16", graph=graph)
+        Settings("cifar10", optimizer, 1e-3, task.recipe, seed=seed, precision="bf16", graph=graph, stacked=stacked)
         for seed in range(count)
     ]
     steps = Steps([Run(each, task, device) for each in settings])
@@ -61,18 +64,20 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     rows = []
-    print("model     optimizer  at once  graph  ms a step  times faster")
+    print("model     optimizer  at once  graph  stacked  ms a step  times faster")
     for model in chosen.models:
         task = random_task(model)
         for optimizer in chosen.optimizers:
             plain = seconds_a_step(task, optimizer, 1, False, device)
-            ways = [(1, False, plain)]
-            ways += [(n, True, seconds_a_step(task, optimizer, n, True, device)) for n in chosen.at_once]
-            for n, graph, seconds in ways:
+            ways = [(1, False, False, plain)]
+            for n, stacked in product(chosen.at_once, (False, True) if model == "resnet20" else (False,)):
+                ways.append((n, True, stacked, seconds_a_step(task, optimizer, n, True, device, stacked)))
+            for n, graph, stacked, seconds in ways:
                 faster = n * plain / seconds
-                row = {"model": model, "optimizer": optimizer, "at_once": n, "graph": graph}
+                row = {"model": model, "optimizer": optimizer, "at_once": n, "graph": graph, "stacked": stacked}
                 rows.append({**row, "seconds_a_step": seconds, "times_faster": faster})
-                print(f"{model:9} {optimizer:10} {n:7}  {graph!s:5}  {1000 * seconds:9.2f}  {faster:12.1f}", flush=True)
+                way = f"{model:9} {optimizer:10} {n:7}  {graph!s:5}  {stacked!s:7}"
+                print(f"{way}  {1000 * seconds:9.2f}  {faster:12.1f}", flush=True)
     if chosen.out:
         write_json(chosen.out, {"date": str(date.today()), **provenance(device), "rows": rows})
         print(json.dumps(provenance(device)))

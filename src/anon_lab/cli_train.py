@@ -37,7 +37,7 @@ def pairs(entries: list[str], flag: str) -> dict[str, Any]:
 
 # Options of the same name here and there: in a recipe, and in the settings of a run.
 RECIPE = ("epochs", "steps", "batch_size", "warmup", "schedule", "final_lr", "milestones", "clip", "ema")
-HOW = ("micro_batch", "compile", "graph", "evaluations")
+HOW = ("micro_batch", "compile", "graph", "stacked", "evaluations")
 
 
 def _given(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -79,6 +79,7 @@ Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute the loss in bfloat16
 MicroBatch = Annotated[int | None, typer.Option(min=1, help="Examples through the network at once.")]
 Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the network.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Replay steps as a CUDA graph.")]
+Stacked = Annotated[bool, typer.Option("--stacked", help="One kernel for all ResNet-20s; needs Triton.")]
 
 
 @contextmanager
@@ -122,6 +123,7 @@ def run(
     micro_batch: MicroBatch = None,
     compile: Compile = False,
     graph: Graph = False,
+    stacked: Stacked = False,
     together: Annotated[bool, typer.Option("--together", help="Train all seeds at once.")] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Refuse kernels that vary.")] = False,
     device: Device = None,
@@ -197,6 +199,7 @@ def sweep(
     micro_batch: MicroBatch = None,
     compile: Compile = False,
     graph: Graph = False,
+    stacked: Stacked = False,
     together: Annotated[int, typer.Option(min=1, help="Trials that train at once, in one process.")] = 1,
     prune: Annotated[bool, typer.Option(help="Give up trials that are behind the median at the same step.")] = True,
     storage: Annotated[

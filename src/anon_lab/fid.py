@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,12 @@ class Statistics:
     count: int
     mean: np.ndarray
     covariance: np.ndarray
+
+    @cached_property
+    def root(self) -> np.ndarray:
+        """Of the covariance, which may be singular."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        return (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
 
 
 class Running:
@@ -64,12 +71,10 @@ class Running:
 def distance(a: Statistics, b: Statistics) -> float:
     """FID = |m1 - m2|^2 + tr(S1 + S2 - 2 (S1 S2)^(1/2)).
 
-    S1 S2 is not symmetric, but has the eigenvalues of S1^(1/2) S2 S1^(1/2), which is: their roots sum to the trace
+    S1 S2 is not symmetric, but has the eigenvalues of S2^(1/2) S1 S2^(1/2), which is: their roots sum to the trace
     without complex numbers, also where the covariances are singular.
     """
-    values, vectors = np.linalg.eigh(a.covariance)
-    root = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
-    shared = np.linalg.eigvalsh(root @ b.covariance @ root).clip(min=0)
+    shared = np.linalg.eigvalsh(b.root @ a.covariance @ b.root).clip(min=0)
     gap = a.mean - b.mean
     return float(gap @ gap + np.trace(a.covariance) + np.trace(b.covariance) - 2 * np.sqrt(shared).sum())
 
@@ -113,13 +118,19 @@ def reference(pixels: Tensor, weights: Path, device: torch.device, progress: Pro
     digest.update(weights.read_bytes())
     path = cache_folder() / "fid" / f"{digest.hexdigest()[:16]}.npz"
     if path.exists():
-        with np.load(path, allow_pickle=False) as saved:
-            return Statistics(int(saved["count"]), saved["mean"], saved["covariance"])
+        return _load(path)
     made = statistics(inception.load(weights), [pixels], device, progress, len(pixels))
     content = io.BytesIO()
     np.savez(content, count=made.count, mean=made.mean, covariance=made.covariance)
     files.write_bytes(path, content.getvalue())
     return made
+
+
+@cache
+def _load(path: Path) -> Statistics:
+    """Kept with its root, for which every distance from it asks."""
+    with np.load(path, allow_pickle=False) as saved:
+        return Statistics(int(saved["count"]), saved["mean"], saved["covariance"])
 
 
 def check(data: Path | None, weights: Path | None, device: torch.device, images: int | None = None) -> float:

@@ -68,12 +68,24 @@ class Run:
             raise ValueError(f"a CUDA graph needs a CUDA device, but this is {self.device}")
         if self.settings.graph and self.world > 1:
             raise ValueError("a CUDA graph holds the steps of one process, but there are several")
+        if self.settings.stacked:
+            self._check_stacked()
         if self.entry.needs in ("create_graph", "sampled_loss") and self.world > 1:
             raise ValueError(f"{name} differentiates in a way that several processes do not share: train it in one")
         if self.entry.needs == "sampled_loss" and not hasattr(self.task, "sampled_loss"):
             raise ValueError(f"{name} needs labels drawn from the network, which {self.task.name} has none of")
         if "lr" in self.settings.hyper:
             raise ValueError("lr is a setting of its own, not one of the optimizer's others")
+
+    def _check_stacked(self) -> None:
+        if not hasattr(self.task, "stack"):
+            raise ValueError(f"stacked needs a task of images in memory, which {self.task.name} is not")
+        if self.entry.needs != "gradient":
+            raise ValueError(f"{self.entry.name} differentiates in a way of its own, so that it cannot be stacked")
+        if torch.are_deterministic_algorithms_enabled():
+            raise ValueError("stacked networks add up in any order, which deterministic rules out")
+        if self.settings.compile or self.settings.micro_batch or self.world > 1:
+            raise ValueError("stacked networks go without compile, micro_batch and several processes")
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         hyper = dict(self.settings.hyper)
@@ -128,11 +140,16 @@ class Run:
 
     def gradient(self, batch: Batch) -> None:
         """Leave the clipped gradient of the batch's loss in the parameters. A CUDA graph can hold this."""
-        self._loss_sum += optimizers.differentiate(
+        loss = optimizers.differentiate(
             self.optimizer,
             [partial(self._loss, self.task.loss, part) for part in self._parts(batch)],
             lambda: self._loss(self.task.sampled_loss, self._parts(batch)[0]),  # pyright: ignore[reportAttributeAccessIssue]
         )
+        self.settle(loss)
+
+    def settle(self, loss: Tensor) -> None:
+        """Count the loss whose gradient lies in the parameters, and clip that."""
+        self._loss_sum += loss
         if self.settings.recipe.clip is not None:
             self._grad_norm.copy_(clip_grad_norm_(self.net.parameters(), self.settings.recipe.clip, foreach=True))
 

@@ -39,6 +39,8 @@ class Settings:
     compile: bool = False
     graph: bool = False
     """Whether a step is replayed as a CUDA graph."""
+    stacked: bool = False
+    """Whether the networks of runs that train together go through the task's own kernels for many at once."""
     evaluations: int = 20
     """How often, evenly over the run, the network is evaluated; the last time is after the last step."""
 

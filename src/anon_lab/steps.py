@@ -1,8 +1,9 @@
 """Steps of several runs in lockstep: one after another, or as one CUDA graph with a stream for each run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from anon_lab.run import Run
 from anon_lab.tasks import Batch
@@ -19,6 +20,7 @@ class Steps:
         self._streams: list[torch.cuda.Stream] = []
         self._inputs: list[Batch] = []
         self._taken = 0
+        self._stack = _stack(runs)
 
     def take(self) -> None:
         batches = [run.batch() for run in self._runs]
@@ -36,9 +38,10 @@ class Steps:
         self._taken += 1
 
     def _eager(self, batches: Sequence[Batch]) -> None:
-        for run, batch in zip(self._runs, batches, strict=True):
+        losses = self._stack(batches)
+        for run, batch, loss in zip(self._runs, batches, losses, strict=True):
             run.prepare()
-            run.gradient(batch)
+            _differentiate(run, batch, loss)
             run.optimizer.step()
 
     def _on_side_streams(self, batches: Sequence[Batch]) -> None:
@@ -47,10 +50,11 @@ class Steps:
             self._streams = [torch.cuda.Stream() for _ in self._runs]
         main = torch.cuda.current_stream()
         capturing = torch.cuda.is_current_stream_capturing()
-        for run, batch, side in zip(self._runs, batches, self._streams, strict=True):
+        losses = self._stack(batches)
+        for run, batch, loss, side in zip(self._runs, batches, losses, self._streams, strict=True):
             side.wait_stream(main)
             with torch.cuda.stream(side):
-                run.gradient(batch)
+                _differentiate(run, batch, loss)
                 if run.in_graph or not capturing:
                     run.optimizer.step()
         for side in self._streams:
@@ -69,3 +73,22 @@ class Steps:
         for run in self._runs:
             if not run.in_graph:
                 run.optimizer.step()
+
+
+def _stack(runs: Sequence[Run]) -> Callable[[Sequence[Batch]], Sequence[Tensor | None]]:
+    """What takes all gradients at once and returns the losses; where runs are not stacked, it leaves that to each."""
+    if len({run.settings.stacked for run in runs}) > 1:
+        raise ValueError("of runs that train together all are stacked, or none is")
+    if not runs[0].settings.stacked:
+        return lambda batches: [None] * len(batches)
+    dtype = torch.bfloat16 if runs[0].settings.precision == "bf16" else torch.float32
+    gradients = runs[0].task.stack([run.net for run in runs], dtype)  # pyright: ignore[reportAttributeAccessIssue]
+    return lambda batches: gradients(batches).unbind()
+
+
+def _differentiate(run: Run, batch: Batch, loss: Tensor | None) -> None:
+    """Leave the run's gradient in its parameters, unless that was done for all, with this loss."""
+    if loss is None:
+        run.gradient(batch)
+    else:
+        run.settle(loss)

@@ -54,7 +54,7 @@ GPT = Rates((5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3), _times(0.02, 2, 7), (0.1, 0.03), (
 SMALL_GPT = Rates(_times(5e-4, 2, 5), _times(0.02, 2, 7), (0.1, 0.03), (1e-4, 1e-3))
 RESNET = Rates((1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), _times(0.0125, 2, 7), (0.1, 0.5), (5e-4, 1e-3))
 VIT = Rates((2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3), _times(0.0125, 2, 7), (0.05, 0.2), (5e-4, 1e-3))
-DIFFUSION = Rates((1e-4, 2e-4, 5e-4, 1e-3, 2e-3), _times(0.01, 2, 7), (0.0, 0.01), (0.0, 1e-4))
+DIFFUSION = Rates(_times(1e-3, 2, 5), _times(0.01, 2, 7), (0.0, 0.01), (0.0, 1e-4))
 
 
 def settled(tiny: bool) -> tuple[list[Grounds], Grounds]:
@@ -100,23 +100,22 @@ def confirmed(tiny: bool) -> list[Grounds]:
     """The grounds that had none; the language model's settings are searched anew."""
     resnet, vit = cifar10.RECIPES["resnet20"], cifar10.RECIPES["vit"]
     images = {"epochs": 15, "warmup": 1 / 15}
-    noise = diffusion.PRESETS["small"].recipe.changed(steps=500, batch_size=64, ema=0.98)
+    noise = diffusion.PRESETS["16px"].recipe.changed(steps=500, ema=0.98)
     tied, untied = _gpt("gpt 20m, tied", True, tiny), _gpt("gpt 20m, untied", False, tiny)
     if tiny:
         short = Recipe(batch_size=8, steps=2)
         resnet20, small_vit, unet = (
             Ground(name, "digits", short, ACCURACY, 4e-4, evaluations=1)
-            for name in ("cifar10 resnet20", "cifar10 vit", "diffusion small")
+            for name in ("cifar10 resnet20", "cifar10 vit", "diffusion 16px")
         )
         small = replace(untied, name="gpt 1m, untied")
     else:
-        resnet20 = Ground("cifar10 resnet20", "cifar10", resnet.changed(**images), ACCURACY, 0.86e-3, together=16)
+        short = resnet.changed(**images)
+        resnet20 = Ground("cifar10 resnet20", "cifar10", short, ACCURACY, 0.86e-3, together=16, stacked=True)
         vits = {"model": "vit"}
         small_vit = Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, vits, together=16)
-        unets = {"model": "small"}
-        unet = Ground(
-            "diffusion small", "diffusion", noise, HYBRID, 0.01, unets, together=8, compile=True, evaluations=1
-        )
+        unets = {"model": "16px"}
+        unet = Ground("diffusion 16px", "diffusion", noise, HYBRID, 0.004, unets, together=10, evaluations=1)
         small = replace(small_gpt("gpt 1m, untied", tied=False), checks=2)
     return [
         Grounds(resnet20, RESNET, (-0.1, 0.0, 1.0), BASELINES),

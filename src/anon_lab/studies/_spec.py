@@ -42,6 +42,8 @@ class Ground:
     """Runs that train at once on a GPU, in one graph; 1 where time is compared too."""
     compile: bool = False
     """Whether the network is compiled on a GPU."""
+    stacked: bool = False
+    """Whether on a GPU the networks of runs that train together go through kernels for many at once."""
     evaluations: int = 8
     tuned_on: "Ground | None" = None
     """Where settings are searched, if not here: the same task, with shorter runs."""
@@ -103,6 +105,7 @@ class Job:
             micro_batch=self.ground.micro_batch,
             compile=on_gpu and self.ground.compile,
             graph=on_gpu and optimizers.get(self.optimizer).needs in ("gradient", "views"),
+            stacked=on_gpu and self.ground.stacked,
             evaluations=self.ground.evaluations,
         )
 

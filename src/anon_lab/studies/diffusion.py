@@ -43,6 +43,7 @@ class Size:
     evaluations: int = 1
     batch_size: int = 64
     ddim_steps: int = DDIM_STEPS
+    compile: bool = True
 
 
 ADAM_LRS = (2e-4, 5e-4, 1e-3, 2e-3)
@@ -58,6 +59,7 @@ SIZES = (
         (1e-3, 2e-3, 4e-3, 8e-3),
         (0.03, 0.1, 0.3, 1.0),
         against=5_000,
+        compile=False,
     ),
     Size(
         "32 x 32 pixels",
@@ -116,8 +118,8 @@ def grounds(size: Size) -> tuple[Ground, Ground]:
             FID,
             size.seconds,
             {"model": size.model},
-            together=4,
-            compile=True,
+            together=6,
+            compile=size.compile,
             evaluations=size.evaluations,
             measure=partial(measure, count=judged.samples, steps=size.ddim_steps, against=size.against),
         )

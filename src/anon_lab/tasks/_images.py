@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -263,6 +263,26 @@ class InMemory(Classification):
         if self._pad or self._flip:
             return Images(augment(pixels, order, rng, self._pad, self._flip), labels[shuffled])
         return Images(pixels[shuffled], labels[shuffled])
+
+    def stack(self, nets: Sequence[nn.Module], dtype: torch.dtype) -> Callable[[Sequence[Batch]], Tensor]:
+        """What leaves the gradients of many networks, each by its own batch, and returns the losses.
+
+        **Arguments:**
+        - `nets`: residual networks for small images, of one shape.
+        - `dtype`: of activations.
+        """
+        from anon_lab.models.stacked import Stacked
+
+        stacked = Stacked(nets, self._images("train").pixels.shape[-1], dtype)
+
+        def gradients(batches: Sequence[Batch]) -> Tensor:
+            pixels, labels = (torch.stack(each) for each in zip(*batches, strict=True))
+            if self._normal.mean:
+                mean, inverse = self._normal_on(pixels.device)
+                pixels = (pixels - mean) * inverse
+            return stacked.gradient(pixels, labels)
+
+        return gradients
 
     def batches(self, split: Split, device: torch.device) -> Iterable[Batch]:
         pixels, labels = self._on(split, device)
