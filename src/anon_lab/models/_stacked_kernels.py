@@ -42,7 +42,7 @@ def convolve(
     x += network * images * (SIDE * SIDE * INPUTS)
     kernel += network * kernel_stride
     total = tl.zeros((BLOCK, OUTPUTS), tl.float32)
-    for tap in tl.static_range(9):
+    for tap in range(9):
         i, j = row * STRIDE + tap // 3 - 1, column * STRIDE + tap % 3 - 1
         seen = inside & (i >= 0) & (i < SIDE) & (j >= 0) & (j < SIDE)
         place = (image * SIDE + i) * SIDE + j
@@ -176,7 +176,7 @@ def convolve_back(
     theirs = network * images * (OUT * OUT * OUTPUTS)
     kernel += network * kernel_stride
     total = tl.zeros((BLOCK, INPUTS), tl.float32)
-    for tap in tl.static_range(9):
+    for tap in range(9):
         i, j = row + 1 - tap // 3, column + 1 - tap % 3
         seen = inside & (i >= 0) & (i < SIDE) & (j >= 0) & (j < SIDE)
         if STRIDE == 2:

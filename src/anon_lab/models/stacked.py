@@ -267,7 +267,6 @@ class Stacked:
             INPUTS=layer.inputs,
             OUTPUTS=layer.outputs,
             BLOCK=CONVOLVED,
-            num_stages=1,
         )
 
     def _normalise(self, layer: Layer, z: Tensor, shortcut: Tensor | None, y: Tensor) -> None:
@@ -350,5 +349,4 @@ class Stacked:
             OUTPUTS=layer.outputs,
             SHORTCUT=shortcut is not None,
             BLOCK=CONVOLVED,
-            num_stages=1,
         )

@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anon_lab import fid
+from anon_lab.studies._grounds import HYBRID
 from anon_lab.studies._results import always, report, search
 from anon_lab.studies._spec import Contender, Ground, Stage, Study, anon_defaults
 from anon_lab.tasks import Metric
@@ -18,13 +19,12 @@ DDIM_STEPS = 25
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A length of training and how it is judged."""
+class Length:
+    """Of training."""
 
     steps: int
     ema: float
     """The average of weights that is sampled from reaches back a tenth of the run or less."""
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Size:
     name: str
     model: str
     seconds: float
-    tuned: Judged
-    reported: Judged
+    tuned: Length
+    reported: Length
+    samples: int
+    """That FID is taken of."""
     adam: tuple[float, ...]
     sgd: tuple[float, ...]
     against: int | None = None
@@ -54,8 +56,9 @@ SIZES = (
         "16 x 16 pixels",
         "16px",
         0.004,
-        Judged(300, 0.98, 500),
-        Judged(1_000, 0.99, 1_000),
+        Length(300, 0.98),
+        Length(1_000, 0.99),
+        1_000,
         (1e-3, 2e-3, 4e-3, 8e-3),
         (0.03, 0.1, 0.3, 1.0),
         against=5_000,
@@ -65,8 +68,9 @@ SIZES = (
         "32 x 32 pixels",
         "small",
         0.01,
-        Judged(500, 0.98, 1_000),
-        Judged(2_000, 0.995, 5_000),
+        Length(500, 0.98),
+        Length(2_000, 0.995),
+        5_000,
         ADAM_LRS,
         SGD_LRS,
         evaluations=4,
@@ -76,8 +80,9 @@ TINY = Size(
     "32 x 32 pixels",
     "tiny",
     0.01,
-    Judged(2, 0.98, 8),
-    Judged(3, 0.995, 8),
+    Length(2, 0.98),
+    Length(3, 0.995),
+    8,
     ADAM_LRS,
     SGD_LRS,
     batch_size=4,
@@ -108,24 +113,24 @@ def measure(run: "Run", count: int, steps: int, against: int | None) -> dict[str
 
 
 def grounds(size: Size) -> tuple[Ground, Ground]:
-    """To tune on, and to report on."""
+    """To tune on, by the validation loss since FID has no validation part, and to report on."""
     recipe = PRESETS[size.model].recipe.changed(clip=1.0, batch_size=size.batch_size)
     short, long = (
         Ground(
-            f"{size.name}, {judged.steps:,} steps",
+            f"{size.name}, {length.steps:,} steps",
             "diffusion",
-            recipe.changed(steps=judged.steps, ema=judged.ema),
-            FID,
+            recipe.changed(steps=length.steps, ema=length.ema),
+            HYBRID,
             size.seconds,
             {"model": size.model},
             together=6,
             compile=size.compile,
             evaluations=size.evaluations,
-            measure=partial(measure, count=judged.samples, steps=size.ddim_steps, against=size.against),
         )
-        for judged in (size.tuned, size.reported)
+        for length in (size.tuned, size.reported)
     )
-    return short, replace(long, tuned_on=short)
+    judge = partial(measure, count=size.samples, steps=size.ddim_steps, against=size.against)
+    return short, replace(long, metric=FID, measure=judge, tuned_on=short)
 
 
 def stages(size: Size) -> list[Stage]:
