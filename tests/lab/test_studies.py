@@ -797,6 +797,21 @@ def test_time_is_compared_where_runs_train_alone_by_design(together: int, tmp_pa
     assert len(_plots.curves("small", found["small"]).axes) == (2 if together == 1 else 1)
 
 
+@pytest.mark.parametrize("changes", [{"evaluations": 1}, {"measure": lambda run: {}}])
+def test_ends_are_drawn_where_nothing_was_measured_on_the_way(changes: dict[str, Any], tmp_path: Path) -> None:
+    ground = replace(GROUND, **changes)
+    results = results_of(tmp_path, {"AdamW": [1, 2, 0], "Anon γ 1": [1, 2, 0]}, ground)
+    study = made_study(contender("AdamW"), contender("Anon γ 1"), ground=ground)
+    for job in study.stages[-1].jobs(results):
+        results.add(record(job, {"AdamW": 80, "Anon γ 1": 70}[job.label] + job.seed - FIRST_SEED))
+    found = _report.lines(study.stages, results)["small"]
+    assert not _plots.have_curves(found)
+    axis = _plots.ends("small", found).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["Anon γ 1", "AdamW"]  # the best on top
+    assert [sorted(line.get_xdata()) for line in axis.lines[2:]] == [[80, 81, 82], [81]]  # its seeds and their mean
+    assert ("on the test set" in axis.get_xlabel()) == ("measure" not in changes)
+
+
 # All studies at one glance.
 
 

@@ -42,6 +42,30 @@ def curves(ground: str, contenders: Sequence["Line"]) -> Figure:
     return figure
 
 
+def ends(ground: str, contenders: Sequence["Line"]) -> Figure:
+    """Every seed and the mean at the end, the best contender on top: where nothing was measured on the way."""
+    alive = _alive(contenders)
+    figure = _titled(6.4, finding(ground, contenders))
+    axis = figure.subplots()
+    if alive:
+        sign = 1 if alive[0].ground.metric.higher_is_better else -1
+        rows = sorted(alive, key=lambda line: sign * mean(line.values))
+        for row, line in enumerate(rows):
+            look = style(line, alive)
+            axis.plot(line.values, [row] * len(line.values), ".", color=look["color"], markersize=5, alpha=0.6)
+            axis.plot(mean(line.values), row, look.get("marker", "o"), color=look["color"], markersize=7)
+        axis.set_yticks(range(len(rows)), [line.label for line in rows])
+        axis.set_ylim(-0.7, len(rows) - 0.3)
+        axis.set_xlabel(_measured(alive[0]))
+        axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def have_curves(contenders: Sequence["Line"]) -> bool:
+    """Whether the metric was measured on the way, too."""
+    return all(line.ground.measure is None and line.ground.evaluations > 1 for line in contenders)
+
+
 def over_gamma(ground: str, contenders: Sequence["Line"]) -> Figure:
     """Every seed and the mean at each gamma; the others as lines, with a band from their lowest to their highest."""
     alive = _alive(contenders)
@@ -99,11 +123,10 @@ def finding(ground: str, contenders: Sequence["Line"]) -> str:
 
 
 def _measured(line: "Line") -> str:
-    """What the curves show: the metric, or the loss where the metric is measured at the end only."""
+    """The metric; FID alone is not of the test set."""
     metric = line.ground.metric
-    if line.ground.measure is not None:
-        return "loss on the test set"
-    return f"{metric.name} on the test set" + (f" ({metric.unit})" if metric.unit else "")
+    judged = metric.name if line.ground.measure is not None else f"{metric.name} on the test set"
+    return judged + (f" ({metric.unit})" if metric.unit else "")
 
 
 def _draw(axis: Axes, line: "Line", column: int, style: dict[str, Any]) -> None:

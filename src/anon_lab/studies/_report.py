@@ -269,7 +269,9 @@ def save(name: str, study: Study, results: Results, command: str, place: Path, c
         if study.sweeps_gamma:
             pictures[f"{_plots.slug(ground)}.png"] = _png(_plots.over_gamma(ground, contenders))
         elif len(contenders) <= CURVES:
-            pictures[f"{_plots.slug(ground)}.png"] = _png(_plots.curves(ground, contenders))
+            pictures[f"{_plots.slug(ground)}.png"] = _png(
+                (_plots.curves if _plots.have_curves(contenders) else _plots.ends)(ground, contenders)
+            )
     for label, heat in study.heats(results).items():
         pictures[f"{label}.png"] = _png(_pictures.draw([heat], heat.title))
     text = _readme(study, results, command, sections, findings(study, found), list(pictures))

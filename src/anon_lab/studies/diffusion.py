@@ -144,6 +144,6 @@ def study(tiny: bool = False) -> Study:
         "Diffusion on CIFAR-10, models of 1.2 and 9.9 M parameters",
         "Does Anon reach a lower FID than Adam, AMSGrad, SGDM and AdaBound at these sizes and lengths?",
         [stage for size in ((TINY,) if tiny else SIZES) for stage in stages(size)],
-        references=("Adam", "AMSGrad", "SGDM"),
+        references=("Adam", "AMSGrad", "SGDM", "AdaBound"),
         check=fid.find_weights,
     )
