@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from anon_lab.console import AGAIN, check_folder, fail, interruptible, writing
 if TYPE_CHECKING:
     from anon_lab.contenders import Contender
     from anon_lab.optimizers import Range
+    from anon_lab.tasks import Recipe
 
 app = typer.Typer()
 
@@ -45,8 +47,8 @@ def _given(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: options[name] for name in names if options[name] is not None}
 
 
-def _recipe(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What changes in the task's recipe."""
+def _changed(recipe: "Recipe", options: Mapping[str, Any]) -> "Recipe":
+    """The task's recipe with what the options change in it."""
     given = _given(options, RECIPE)
     if "milestones" in given:
         try:
@@ -55,7 +57,10 @@ def _recipe(options: Mapping[str, Any]) -> dict[str, Any]:
             raise fail(
                 f"--milestones must be numbers with commas between them, but is {given['milestones']!r}"
             ) from None
-    return given
+    changed = recipe.changed(**given)
+    if "milestones" in given and changed.schedule != "step":
+        raise fail(f"--milestones are of --schedule step, but the schedule is {changed.schedule}")
+    return changed
 
 
 Data = Annotated[Path | None, typer.Option(help="Where the task's files lie.", show_default="the usual places")]
@@ -79,7 +84,7 @@ Bf16 = Annotated[bool, typer.Option("--bf16", help="Compute the loss in bfloat16
 MicroBatch = Annotated[int | None, typer.Option(min=1, help="Examples through the network at once.")]
 Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the network.")]
 Graph = Annotated[bool, typer.Option("--graph", help="Replay steps as a CUDA graph.")]
-Stacked = Annotated[bool, typer.Option("--stacked", help="One kernel for all ResNet-20s; needs Triton.")]
+Stacked = Annotated[bool, typer.Option("--stacked", help="With --together: ResNet-20s layer by layer at once.")]
 
 
 @contextmanager
@@ -153,7 +158,7 @@ def run(
             task=task,
             optimizer=entry.name,
             lr=entry.usual_lr(settings) if lr is None else lr,
-            recipe=loaded.recipe.changed(**_recipe(context.params)),
+            recipe=_changed(loaded.recipe, context.params),
             hyper=settings,
             options=chosen,
             hold_out=hold_out,
@@ -225,6 +230,7 @@ def sweep(
 
         from anon_lab import launch, sweep_folder, tasks
         from anon_lab import sweep as sweeps
+        from anon_lab.run import check
         from anon_lab.settings import Settings
         from anon_lab.study import Plan, open_storage
 
@@ -237,7 +243,7 @@ def sweep(
             task=task,
             optimizer="",
             lr=0.0,
-            recipe=loaded.recipe.changed(**_recipe(context.params)),
+            recipe=_changed(loaded.recipe, context.params),
             options=chosen,
             precision="bf16" if bf16 else "fp32",
             **_given(context.params, HOW),
@@ -245,9 +251,11 @@ def sweep(
         plan = Plan(trials, out, name or task, storage, together, prune, checkpoint_every, take_over)
         if storage is not None:
             open_storage(plan)  # before anything is written
-        kept = sweep_folder.keep(sweep_folder.Sweep(base, _contenders(optimizer, ranges), plan, data))
-        console = Console()
+        contenders, console = _contenders(optimizer, ranges), Console()
         with launch.place(device) as where:
+            for each in contenders:
+                check(replace(base, optimizer=each.optimizer), loaded, where.device)
+            kept = sweep_folder.keep(sweep_folder.Sweep(base, contenders, plan, data))
             tried = sweeps.tune_all(loaded, base, kept.contenders, plan, where, console)
         console.print(sweeps.table(kept.contenders, tried, loaded.metric))
         missing = sum(trials - len(over) for over in tried)

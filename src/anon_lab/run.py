@@ -1,5 +1,6 @@
 """One training run in memory: a network, its optimizer and its data, and how they take a step."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -35,6 +36,42 @@ IN_GRAPH: dict[str, dict[str, Any]] = {
 STATISTICS_BATCHES = 100  # of training data, from which BatchNorm's statistics for averaged weights are estimated
 
 
+def check(settings: Settings, task: Task, device: torch.device, world: int = 1) -> None:
+    """Refuse what could not be trained, whatever the optimizer's numbers are, before anything is."""
+    entry = optimizers.get(settings.optimizer)
+    if settings.graph and device.type != "cuda":
+        raise ValueError(f"a CUDA graph needs a CUDA device, but this is {device}")
+    if settings.graph and world > 1:
+        raise ValueError("a CUDA graph holds the steps of one process, but there are several")
+    if settings.stacked:
+        _check_stacked(settings, task, device, world)
+    if entry.needs in ("create_graph", "sampled_loss") and world > 1:
+        raise ValueError(f"{entry.name} differentiates in a way that several processes do not share: train it in one")
+    if entry.needs == "sampled_loss" and not hasattr(task, "sampled_loss"):
+        raise ValueError(f"{entry.name} needs labels drawn from the network, which {task.name} has none of")
+    if "lr" in settings.hyper:
+        raise ValueError("lr is a setting of its own, not one of the optimizer's others")
+
+
+def _check_stacked(settings: Settings, task: Task, device: torch.device, world: int) -> None:
+    try:
+        from anon_lab.models import stacked
+    except ImportError as error:
+        raise ValueError(f"stacked needs Triton, which cannot be imported ({error})") from None
+    if not hasattr(task, "stack") or not stacked.fits(task.model()):
+        raise ValueError(f"stacked needs residual networks for small images, which {task.name} has none of here")
+    if optimizers.get(settings.optimizer).needs != "gradient":
+        raise ValueError(f"{settings.optimizer} needs more than a gradient, so that it cannot be stacked")
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError("stacked networks need a GPU")
+    if device.type != "cpu" and settings.precision != "bf16":
+        raise ValueError("stacked networks need bf16 on a GPU, whose tensor cores know no float32")
+    if torch.are_deterministic_algorithms_enabled():
+        raise ValueError("stacked networks add up in any order, which deterministic rules out")
+    if settings.compile or settings.micro_batch or world > 1:
+        raise ValueError("stacked networks go without compile, micro_batch and several processes")
+
+
 class Run:
     """A run between two steps; `step` counts those taken."""
 
@@ -43,10 +80,10 @@ class Run:
         self.rank, self.world = rank, world
         self.total = settings.steps(task)
         self.step = 0
+        check(settings, task, device, world)
         torch.manual_seed(settings.seed)
         self.net = task.model().to(device)
         self.entry = optimizers.get(settings.optimizer)
-        self._check()
         # What else an optimizer needs is not the same at every step, as a graph's work must be.
         self.graph = settings.graph and self.entry.needs in ("gradient", "views")
         self.in_graph = self.graph and self.entry.name in IN_GRAPH
@@ -60,32 +97,6 @@ class Run:
         self._losses = 0
         self._loss_sum = torch.zeros((), device=device)
         self._grad_norm = torch.zeros((), device=device)
-
-    def _check(self) -> None:
-        """Refuse what could not be trained, before anything is."""
-        name = self.entry.name
-        if self.settings.graph and self.device.type != "cuda":
-            raise ValueError(f"a CUDA graph needs a CUDA device, but this is {self.device}")
-        if self.settings.graph and self.world > 1:
-            raise ValueError("a CUDA graph holds the steps of one process, but there are several")
-        if self.settings.stacked:
-            self._check_stacked()
-        if self.entry.needs in ("create_graph", "sampled_loss") and self.world > 1:
-            raise ValueError(f"{name} differentiates in a way that several processes do not share: train it in one")
-        if self.entry.needs == "sampled_loss" and not hasattr(self.task, "sampled_loss"):
-            raise ValueError(f"{name} needs labels drawn from the network, which {self.task.name} has none of")
-        if "lr" in self.settings.hyper:
-            raise ValueError("lr is a setting of its own, not one of the optimizer's others")
-
-    def _check_stacked(self) -> None:
-        if not hasattr(self.task, "stack"):
-            raise ValueError(f"stacked needs a task of images in memory, which {self.task.name} is not")
-        if self.entry.needs != "gradient":
-            raise ValueError(f"{self.entry.name} differentiates in a way of its own, so that it cannot be stacked")
-        if torch.are_deterministic_algorithms_enabled():
-            raise ValueError("stacked networks add up in any order, which deterministic rules out")
-        if self.settings.compile or self.settings.micro_batch or self.world > 1:
-            raise ValueError("stacked networks go without compile, micro_batch and several processes")
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         hyper = dict(self.settings.hyper)

@@ -1,4 +1,5 @@
-"""Steps of several runs in lockstep: one after another, or as one CUDA graph with a stream for each run."""
+"""Steps of several runs in lockstep: one after another, or as one CUDA graph with a stream for each run; gradients by
+each run itself, or, where networks are stacked, of all at once."""
 
 from collections.abc import Callable, Sequence
 

@@ -76,7 +76,7 @@ def open_study(plan: Plan, contender: Contender, base: Settings, metric: Metric)
     rules = {"base": base.as_json(), "contender": contender.as_json(), "prune": plan.prune}
     if (before := study.user_attrs.get("rules")) is None:
         study.set_user_attr("rules", rules)
-    elif (changed := difference(rules, before)) is not None:
+    elif changed := difference(rules, {**before, "base": Settings.from_json(before["base"]).as_json()}):
         raise ValueError(f"the storage holds another sweep called {plan.name!r}, in which {changed}: choose a --name")
     return study
 

@@ -68,6 +68,7 @@ def _record(sweep: Sweep) -> dict[str, Any]:
 
 def _check(plan: Plan, record: dict[str, Any], before: dict[str, Any]) -> None:
     """Refuse what would not be the same comparison."""
+    before = {**before, "base": Settings.from_json(before["base"]).as_json()}  # from before a field was added, too
     common = [label for label in record["contenders"] if label in before["contenders"]]
     for part, names in (("plan", ("name", "storage", "prune")), ("base", record["base"]), ("contenders", common)):
         now, was = ({name: each[part].get(name) for name in names} for each in (record, before))

@@ -1,17 +1,20 @@
 """Many networks at once: gradients, statistics and runs as one by one. Without a GPU in Triton's interpreter."""
 
 import copy
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
-from anon_lab import tasks
+from anon_lab import models, studies, tasks
 from anon_lab.models.resnet import BasicBlock, ResNet, resnet18, resnet20
-from anon_lab.run import Run
+from anon_lab.run import Run, check
 from anon_lab.settings import Settings
 from anon_lab.steps import Steps
+from anon_lab.studies._results import Results
 from anon_lab.tasks import Recipe, _images
 from anon_lab.train import drive
 
@@ -19,6 +22,7 @@ stacked = pytest.importorskip("anon_lab.models.stacked")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIDE = 8
+on_the_host = pytest.mark.skipif(DEVICE.type == "cuda", reason="float32 is for Triton's interpreter")
 
 
 def network(shortcut="A") -> ResNet:
@@ -41,8 +45,11 @@ def images(nets: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return pixels, torch.randint(0, 10, (nets, count), device=DEVICE)
 
 
-@pytest.mark.parametrize("count", [2, 7])
-def test_gradients_and_statistics_are_those_of_each_network(count):
+@on_the_host
+@pytest.mark.parametrize(("count", "rounds"), [(2, stacked.ROUNDS), (7, 2)])
+def test_gradients_and_statistics_are_those_of_each_network(count, rounds, monkeypatch):
+    """Also where pixels do not fill a block, and where several programs share a kernel's gradient."""
+    monkeypatch.setattr(stacked, "ROUNDS", rounds)
     nets = networks(3)
     alone = copy.deepcopy(nets)
     together = stacked.Stacked(nets, SIDE, torch.float32)
@@ -83,6 +90,19 @@ def test_what_cannot_be_stacked_is_refused():
         with pytest.raises(ValueError, match="can be stacked"):
             stacked.Stacked([net], SIDE)
     assert stacked.fits(resnet20())
+    with pytest.raises(ValueError, match="side must be a multiple of 4, by which these networks divide it, but is 6"):
+        stacked.Stacked(networks(1), 6)
+
+
+@on_the_host
+def test_a_channel_without_spread_has_a_finite_gradient():
+    nets = networks(1)
+    with torch.no_grad():
+        nets[0].layer3[0].bn1.weight.zero_()  # so that the last convolution sees one value everywhere
+        nets[0].layer3[0].bn1.bias.fill_(1000.0)
+    together = stacked.Stacked(nets, SIDE, torch.float32)
+    assert together.gradient(*images(1, 4)).isfinite().all()
+    assert together.gradients.isfinite().all()
 
 
 class Noise(_images.InMemory):
@@ -97,12 +117,14 @@ class Noise(_images.InMemory):
 
 
 RECIPE = Recipe(batch_size=8, steps=3, clip=1.0)
+STACKED = Settings("noise", "AdamW", lr=0.01, recipe=RECIPE, precision="bf16", stacked=True)
 SETTINGS = [
     Settings("noise", name, lr=0.05, recipe=RECIPE, seed=seed, hyper=hyper, evaluations=1)
     for seed, (name, hyper) in enumerate([("Anon", {"gamma": 0.5}), ("AdamW", {}), ("SGDM", {})])
 ]
 
 
+@on_the_host
 def test_runs_end_as_they_do_alone():
     task = Noise()
     wanted = [drive([Run(each, task, DEVICE)])[0] for each in SETTINGS]
@@ -112,6 +134,7 @@ def test_runs_end_as_they_do_alone():
         assert together["evaluation"]["loss"] == pytest.approx(alone["evaluation"]["loss"], rel=1e-2)
 
 
+@on_the_host
 def test_a_stacked_run_goes_on_where_it_was():
     """Parameters that lie elsewhere are still the module's and the optimizer's."""
     task, settings = Noise(), replace(SETTINGS[0], stacked=True)
@@ -133,14 +156,47 @@ def test_a_stacked_run_goes_on_where_it_was():
     [
         ({"compile": True}, "without compile"),
         ({"micro_batch": 4}, "without compile"),
-        ({"optimizer": "AdaHessian"}, "way of its own"),
+        ({"optimizer": "AdaHessian"}, "more than a gradient"),
     ],
 )
 def test_settings_that_do_not_go_with_it(changes, says):
     with pytest.raises(ValueError, match=says):
-        Run(replace(SETTINGS[0], hyper={}, stacked=True, **changes), Noise(), DEVICE)
-    with pytest.raises(ValueError, match="images in memory"):
-        Run(replace(SETTINGS[0], stacked=True), tasks.load("zipf"), DEVICE)
+        check(replace(STACKED, hyper={}, **changes), Noise(), DEVICE)
+
+
+def test_where_it_cannot_be_is_said_before_anything_is_trained(monkeypatch):
+    with pytest.raises(ValueError, match="which zipf has none of"):
+        check(STACKED, tasks.load("zipf"), DEVICE)
+    with pytest.raises(ValueError, match="which digits has none of"):  # images, but no residual network
+        check(STACKED, tasks.load("digits"), DEVICE)
+    with pytest.raises(ValueError, match="need bf16 on a GPU"):
+        check(replace(STACKED, precision="fp32"), Noise(), torch.device("cuda"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="need a GPU"):
+        check(STACKED, Noise(), torch.device("cpu"))
+    monkeypatch.setitem(sys.modules, "triton", None)  # what a machine without it has
+    for name in ("stacked", "_stacked_kernels"):
+        monkeypatch.delitem(sys.modules, f"anon_lab.models.{name}")
+        monkeypatch.delattr(models, name)
+    with pytest.raises(ValueError, match="needs Triton"):
+        check(STACKED, Noise(), DEVICE)
+
+
+def test_deterministic_rules_it_out():
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ValueError, match="deterministic rules out"):
+            check(STACKED, Noise(), DEVICE)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_studies_stack_their_residual_networks_on_a_gpu():
+    found = [job for stage in studies.load("cifar10").stages for job in stage.jobs(Results(Path("nowhere")))]
+    assert found
+    for job in found:
+        assert job.settings(torch.device("cuda")).stacked
+        assert not job.settings(torch.device("cpu")).stacked
 
 
 def test_company_is_stacked_or_is_not():

@@ -417,6 +417,21 @@ class TestCommands:
         ranges = self.invoke(*self.SWEEP, "--optimizer", "AdamW", "--range", "lr=1e-3..1", "--trials", "3", *out)
         assert "holds another sweep, in which low is 1e-05, not 0.001" in ranges.output
 
+    def test_sweep_from_before_a_setting_was_added_goes_on(self, tmp_path):
+        arguments = (*self.SWEEP, "--optimizer", "AdamW", "--trials", "1", "--out", str(tmp_path))
+        assert self.invoke(*arguments).exit_code == 0
+        path = tmp_path / "sweep.json"
+        record = json.loads(path.read_text())
+        del record["base"]["stacked"]
+        path.write_text(json.dumps(record))
+        (study,) = optuna.get_all_study_names(f"sqlite:///{tmp_path / 'sweep.db'}")
+        stored = optuna.load_study(study_name=study, storage=f"sqlite:///{tmp_path / 'sweep.db'}")
+        rules = dict(stored.user_attrs["rules"])
+        del rules["base"]["stacked"]
+        stored.set_user_attr("rules", rules)
+        again = self.invoke(*arguments)
+        assert again.exit_code == 0, again.output
+
     def test_report_waits_for_equal_trials(self, tmp_path):
         out = ("--out", str(tmp_path))
         assert self.invoke(*self.SWEEP, "--optimizer", "SGD", "--trials", "1", *out).exit_code == 0

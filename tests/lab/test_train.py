@@ -432,6 +432,8 @@ class TestCommand:
             (["--gamma", "nan"], "Invalid gamma: nan"),
             (["--micro-batch", "7"], "micro_batch must divide the 100 examples of a batch, but is 7"),
             (["--batch-size", "100000"], "batch_size must lie between 1 and"),
+            (["--milestones", "0.5"], "--milestones are of --schedule step, but the schedule is constant"),
+            (["--stacked"], "stacked needs residual networks for small images, which digits has none of here"),
         ],
     )
     def test_mistakes_are_one_sentence_and_leave_nothing(self, arguments, sentence, tmp_path):

@@ -58,15 +58,11 @@ def convolve(
 
 
 @triton.jit
-def _scale(sums, gain, network, networks, norms, parameters, channel, count):
-    """The mean, 1 / deviation and gain of each channel."""
+def _moments(sums, network, networks, norms, channel, count):
+    """The mean and 1 / deviation of each channel."""
     mean = tl.load(sums + network * norms + channel) / count
     square = tl.load(sums + (networks + network) * norms + channel) / count
-    return (
-        mean,
-        tl.rsqrt(tl.maximum(square - mean * mean, 0.0) + EPSILON),
-        tl.load(gain + network * parameters + channel),
-    )
+    return mean, tl.rsqrt(tl.maximum(square - mean * mean, 0.0) + EPSILON)
 
 
 @triton.jit
@@ -91,7 +87,8 @@ def normalise(
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, CHANNELS)
     inside = pixel < images * (SIDE * SIDE)
-    mean, inverse, weight = _scale(sums, gain, network, networks, norms, parameters, channel, images * (SIDE * SIDE))
+    mean, inverse = _moments(sums, network, networks, norms, channel, images * (SIDE * SIDE))
+    weight = tl.load(gain + network * parameters + channel)
     offset = tl.load(bias + network * parameters + channel)
     place = pixel[:, None] * CHANNELS + channel[None, :]
     base = network * images * (SIDE * SIDE * CHANNELS)
@@ -131,7 +128,8 @@ def unnormalise(
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, CHANNELS)
     count = images * (SIDE * SIDE)
-    mean, inverse, weight = _scale(sums, gain, network, networks, norms, parameters, channel, count)
+    mean, inverse = _moments(sums, network, networks, norms, channel, count)
+    weight = tl.load(gain + network * parameters + channel)
     plain = tl.load(dbias + network * parameters + channel) / count
     scaled = tl.load(dgain + network * parameters + channel) / count
     inside = (pixel < count)[:, None]
@@ -196,7 +194,7 @@ def convolve_back(
     rounded = tl.where(alive, total, 0.0).to(dx.dtype.element_ty)
     tl.store(dx + place, rounded, mask=inside[:, None])
     gradient = rounded.to(tl.float32)
-    mean, inverse, _ = _scale(sums, sums, network, networks, norms, norms, given, images * (SIDE * SIDE))
+    mean, inverse = _moments(sums, network, networks, norms, given, images * (SIDE * SIDE))
     value = (tl.load(before + place, mask=inside[:, None], other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
     tl.atomic_add(dbias + network * parameters + given, tl.sum(gradient, 0), sem="relaxed")
     tl.atomic_add(dgain + network * parameters + given, tl.sum(gradient * value, 0), sem="relaxed")

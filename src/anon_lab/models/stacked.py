@@ -53,11 +53,10 @@ class Layer:
 
 
 class Kept(NamedTuple):
-    """Of a layer on the way forward: its input, the convolution of that, and what it makes of it."""
+    """Of a layer on the way forward: its input, and the convolution of that."""
 
     x: Tensor
     z: Tensor
-    y: Tensor
 
 
 def fits(net: nn.Module) -> bool:
@@ -65,7 +64,12 @@ def fits(net: nn.Module) -> bool:
     if not isinstance(net, ResNet) or not isinstance(net.maxpool, nn.Identity):
         return False
     blocks = [block for name in net.stages for block in cast(nn.Sequential, net.get_submodule(name))]
-    return all(isinstance(block, BasicBlock) and isinstance(block.downsample, Pad | None) for block in blocks)
+    norms = [each for each in net.modules() if isinstance(each, nn.BatchNorm2d)]
+    return (
+        all(isinstance(block, BasicBlock) and isinstance(block.downsample, Pad | None) for block in blocks)
+        and all((each.eps, each.momentum) == (kernels.EPSILON.value, MOMENTUM) for each in norms)
+        and all(each.num_features in (16, 32, 64) for each in norms)
+    )
 
 
 class Stacked:
@@ -80,6 +84,9 @@ class Stacked:
     def __init__(self, nets: Sequence[nn.Module], side: int, dtype: torch.dtype = torch.bfloat16) -> None:
         if not all(map(fits, nets)):
             raise ValueError("only residual networks of basic blocks for small images can be stacked")
+        halved = 2 ** (len(cast(ResNet, nets[0]).stages) - 1)
+        if side % halved:
+            raise ValueError(f"side must be a multiple of {halved}, by which these networks divide it, but is {side}")
         self.nets, self.side, self.dtype = cast(Sequence[ResNet], nets), side, dtype
         self.device = next(nets[0].parameters()).device
         self._starts = self._stack_parameters()
@@ -184,15 +191,16 @@ class Stacked:
             shape = (len(self.nets), count, self.side, self.side, NARROWEST)
             x = torch.zeros(shape, dtype=self.dtype, device=self.device)
             x[..., : images.shape[2]] = images.permute(0, 1, 3, 4, 2)
-            kept = self._forward(x)
+            y, kept = self._forward(x)
             self._keep_statistics(count)
-        losses, dy = self._head(kept[-1], labels)
+        losses, dy = self._head(y, kept[-1].z, labels)
         with torch.no_grad():
             self._backward(dy, kept)
             self.gradients.index_copy_(1, self._order, self.dkernels)
         return losses
 
-    def _forward(self, x: Tensor) -> list[Kept]:
+    def _forward(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
+        """The last layer's output, and what the way back needs."""
         kept: list[Kept] = []
         for number, layer in enumerate(self.layers):
             z = x.new_empty(*x.shape[:2], layer.out, layer.out, layer.outputs)
@@ -200,13 +208,13 @@ class Stacked:
             y = torch.empty_like(z)
             ends_block = number > 0 and number % 2 == 0
             self._normalise(layer, z, kept[number - 1].x if ends_block else None, y)
-            kept.append(Kept(x, z, y))
+            kept.append(Kept(x, z))
             x = y
-        return kept
+        return x, kept
 
-    def _head(self, last: Kept, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _head(self, y: Tensor, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The losses, and their gradient by what the last layer's norm makes, where relu let it through."""
-        y, layer = last.y, self.layers[-1]
+        layer = self.layers[-1]
         pooled = y.float().mean((2, 3)).to(self.dtype).requires_grad_()
         weight, bias = (self._stacked(self.parameters, name).detach().requires_grad_() for name in HEAD)
         with torch.enable_grad():
@@ -219,7 +227,7 @@ class Stacked:
         dy = torch.where(y > 0, (dpooled / layer.out**2)[:, :, None, None], 0.0)
 
         mean, square = (self.sums[:, :, layer.norm :] / (y.shape[1] * layer.out**2))[:, :, None, None, None]
-        value = (last.z - mean) * (square - mean * mean + kernels.EPSILON.value).rsqrt()
+        value = (z - mean) * ((square - mean * mean).clamp(min=0) + kernels.EPSILON.value).rsqrt()
         for start, gradient in ((layer.bias, dy.float()), (layer.gain, dy * value)):
             self.gradients[:, start : start + layer.outputs] = gradient.sum((1, 2, 3))
         return losses.detach(), dy
@@ -237,7 +245,7 @@ class Stacked:
                 passed = dy
             dy = torch.empty_like(here.x)
             shortcut = passed if number % 2 == 1 else None
-            self._convolve_back(layer, self.layers[number - 1], dz, shortcut, kept[number - 1], dy)
+            self._convolve_back(layer, self.layers[number - 1], dz, shortcut, here.x, kept[number - 1].z, dy)
 
     def _keep_statistics(self, images: int) -> None:
         """Move the running mean and variance, as BatchNorm does, with the unbiased one."""
@@ -326,14 +334,14 @@ class Stacked:
         )
 
     def _convolve_back(
-        self, layer: Layer, before: Layer, dz: Tensor, shortcut: Tensor | None, kept: Kept, dx: Tensor
+        self, layer: Layer, before: Layer, dz: Tensor, shortcut: Tensor | None, x: Tensor, z: Tensor, dx: Tensor
     ) -> None:
         kernels.convolve_back[self._grid(dx.shape[1], layer.side, CONVOLVED)](
             dz,
             self.kernels[:, layer.taps :],
             dz if shortcut is None else shortcut,
-            kept.y,
-            kept.z,
+            x,
+            z,
             self.sums[:, :, before.norm :],
             self.gradients[:, before.gain :],
             self.gradients[:, before.bias :],

@@ -111,7 +111,7 @@ def confirmed(tiny: bool) -> list[Grounds]:
         small = replace(untied, name="gpt 1m, untied")
     else:
         short = resnet.changed(**images)
-        resnet20 = Ground("cifar10 resnet20", "cifar10", short, ACCURACY, 0.86e-3, together=16, stacked=True)
+        resnet20 = Ground("cifar10 resnet20", "cifar10", short, ACCURACY, 0.45e-3, together=16, stacked=True)
         vits = {"model": "vit"}
         small_vit = Ground("cifar10 vit", "cifar10", vit.changed(**images), ACCURACY, 2e-3, vits, together=16)
         unets = {"model": "16px"}

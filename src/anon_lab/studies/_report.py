@@ -21,7 +21,7 @@ from anon_lab.tables._words import NONE, as_rich, spread
 CURVES = 9
 """The most that one picture can hold."""
 PROTOCOL = (
-    "Settings are chosen on validation examples, one axis after another with equally many trials for every contender, "
+    "Settings are chosen on validation examples, one axis after another with {trials}, "
     "from one seed (with a last check of the learning rate where there is a table of it), and reported on the test set "
     "from fresh seeds, trained on all training examples. Numbers are mean ± standard deviation over seeds; better, "
     "worse and tie are Welch's test at 5 %, among runs on the same data. Anon's defaults, betas 0.9, 0.999 among them, "
@@ -299,7 +299,7 @@ def _readme(
         f"    {command}",
         f"{len(records)} runs, {spent} (torch {torches or NONE}). {borrowed_in_words(study, results)}"
         "The command goes on where it stopped; every run is a line of `runs.jsonl`. " + left_in_words(study, results),
-        PROTOCOL,
+        PROTOCOL.format(trials=study.trials),
         "\n".join(f"- {sentence}" for sentence in said),
         *(f"![{picture}]({picture})" for picture in pictures),
     ]

@@ -178,6 +178,8 @@ class Study:
     sweeps_gamma: bool = False
     """Whether its question is what gamma changes: then results are drawn over gamma instead of over steps, and have no
     part in the overview, which shows Anon as it was tuned."""
+    trials: str = "equally many trials for every contender"
+    """How much is searched for each, in words."""
     builds_on: tuple[str, ...] = ()
     """Other studies: what they have trained is not trained again."""
     check: Callable[[], object] = lambda: None

@@ -98,11 +98,17 @@ def seconds_a_step(job: Job, results: Results, device: str, guess: float) -> flo
 
     def is_alike(record: Record) -> bool:
         settings = record["settings"]
-        return (settings["task"], settings["options"]) == (job.ground.task, json.loads(json.dumps(job.ground.options)))
+        stacked = settings.get("stacked", False), job.ground.stacked and settings["precision"] == "bf16"  # on a GPU
+        same_task = (settings["task"], settings["options"]) == (job.ground.task, _as_json(job.ground.options))
+        return same_task and stacked[0] == stacked[1]
 
     alike = [each for each in results.all() if each["device"] == device and is_alike(each)]
     same = [each for each in alike if each["ground"] == job.ground.name] or alike
     return mean(each["device_seconds"] / each["steps"] for each in same) if same else guess
+
+
+def _as_json(options: Any) -> Any:
+    return json.loads(json.dumps(options))
 
 
 def _free_memory() -> None:

@@ -17,7 +17,7 @@ from anon_lab.tables._words import spread
 from anon_lab.tasks import Recipe
 from anon_lab.tasks.cifar10 import RECIPES
 
-SECONDS = 0.9e-3
+SECONDS = 0.45e-3
 SEEDS = 3
 BETA3 = (0.1, 0.3, 0.5, 0.9)
 GROWTH = (1.25, 2.0, 3.0, 4.0)

@@ -24,7 +24,7 @@ class Length:
 
     steps: int
     ema: float
-    """The average of weights that is sampled from reaches back a tenth of the run or less."""
+    """The average of weights that is sampled from reaches back a sixth of the run or less."""
 
 
 @dataclass(frozen=True)

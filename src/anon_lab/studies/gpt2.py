@@ -92,4 +92,6 @@ def study(tiny: bool = False) -> Study:
         "Which optimizer has the lowest loss after so many steps, and after so many seconds?",
         [*search(field, short), *check(field, usual), report(field, usual), report(field, long)],
         references=("AdamW",),
+        trials="equally many trials for every contender but γ 1.1 and 1.15, which take betas and decay from γ 1.5 and "
+        "search the learning rate alone",
     )
