@@ -33,7 +33,7 @@ def a_parameter_is_appended(optimizer):
 def a_parameter_is_replaced(optimizer):
     """As those do who prune or grow a network in training."""
     params = optimizer.param_groups[0]["params"]
-    new = another()
+    new = another(params[0].numel())
     optimizer.state[new] = optimizer.state.pop(params[0])
     params[0] = new
 
@@ -62,6 +62,13 @@ def states_are_copies(optimizer):
 def two_states_are_swapped(optimizer):
     a, b = optimizer.param_groups[0]["params"][:2]
     optimizer.state[a], optimizer.state[b] = optimizer.state[b], optimizer.state[a]
+
+
+def a_parameter_changes_groups(optimizer):
+    """All objects stay, also in their order."""
+    first, second = optimizer.param_groups
+    if len(first["params"]) > 1:
+        second["params"].insert(0, first["params"].pop())
 
 
 def a_group_is_taken_out(optimizer):
@@ -117,6 +124,7 @@ CHANGES = [
     a_state_is_forgotten,
     states_are_copies,
     two_states_are_swapped,
+    a_parameter_changes_groups,
     a_group_is_taken_out,
     groups_are_swapped,
     a_group_is_a_copy,
@@ -126,27 +134,28 @@ CHANGES = [
 ]
 
 
-def outcome(change, path):
-    """Every parameter and state entry, after some steps around the change."""
-    optimizer = Anon([{"params": some(2)}, {"params": some(2), "lr": 0.01}], lr=0.1, gamma=1.1, **path)
+def outcome(change, path, times):
+    """Every parameter, those that were taken out too, and every state entry, after some steps around the changes."""
+    before = [*some(2, 96), *some(2)]  # of which the brake takes the first two
+    optimizer = Anon([{"params": before[:2]}, {"params": before[2:], "lr": 0.01}], lr=0.1, gamma=1.1, **path)
     for t in range(10):
-        if t in (3, 6):
+        if t in times:
             change(optimizer)
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                p.grad = torch.cos(torch.arange(p.numel()) * (t + 1.0))
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        for i, p in enumerate([*held, *(p for p in before if all(p is not q for q in held))]):
+            p.grad = torch.cos(torch.arange(p.numel()) * (t + 1.0) + i) * (10.0 if t == 6 else 1.0)
         optimizer.step()
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    states = [optimizer.state[p] for p in params]
+    states = [optimizer.state[p] for p in held]
     assert all(set(state) == set(ENTRIES) for state in states)
-    return params, states
+    return [*before, *held], states
 
 
+@pytest.mark.parametrize("times", [(5,), (3, 5)], ids=["once", "twice"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_every_path_does_the_same(change):
-    params, states = outcome(change, PATHS["loop"])
+def test_every_path_does_the_same(change, times):
+    params, states = outcome(change, PATHS["loop"], times)
     for name in ("foreach", "fused"):
-        ours, their_states = outcome(change, PATHS[name])
+        ours, their_states = outcome(change, PATHS[name], times)
         for p, q in zip(params, ours, strict=True):
             torch.testing.assert_close(q, p, rtol=2e-5, atol=1e-6)
         for a, b in zip(states, their_states, strict=True):
@@ -154,8 +163,9 @@ def test_every_path_does_the_same(change):
                 torch.testing.assert_close(b[entry], a[entry], rtol=2e-5, atol=1e-6, check_dtype=False)
 
 
+@pytest.mark.parametrize(("new_gradient", "state_too"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_a_parameter_that_no_longer_fits_its_state_is_an_error(path):
+def test_a_parameter_that_no_longer_fits_its_gradient_or_state_is_an_error(path, new_gradient, state_too):
     (p,) = some(1)
     optimizer = Anon([p], lr=0.1, **path)
     for _ in range(2):
@@ -163,12 +173,56 @@ def test_a_parameter_that_no_longer_fits_its_state_is_an_error(path):
         optimizer.step()
     whole = p.data
     p.data = p.data[:4]  # at the same address
-    p.grad = None
-    p.grad = torch.ones(4)
+    if new_gradient:
+        p.grad = None
+        p.grad = torch.ones(4)
+    if state_too:
+        for name in ("exp_avg", "exp_avg_sq", "preconditioner"):
+            optimizer.state[p][name] = optimizer.state[p][name][:4]
     before = whole.clone()
     with pytest.raises(RuntimeError):
         optimizer.step()
     assert torch.equal(whole, before)
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_gradient_of_another_size_is_an_error_at_the_first_step(path):
+    (p,) = some(1)
+    p.grad = torch.ones(8)
+    p.data = p.data[:4]
+    with pytest.raises(RuntimeError):
+        Anon([p], lr=0.1, **path).step()
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_parameter_may_be_turned_in_its_memory(path, channels_last):
+    """Its address and its gradient's layout stay, but no longer fit each other."""
+    start = torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    if channels_last:
+        start = start.contiguous(memory_format=torch.channels_last)
+    p, q = Parameter(start.clone()), Parameter(start.clone(memory_format=torch.contiguous_format))
+    gradients = torch.randn(6, 2, 4, 4, 4, generator=torch.Generator().manual_seed(1))
+    ours, plain = Anon([p], lr=0.1, **path), Anon([q], lr=0.1, foreach=False)
+    for t, gradient in enumerate(gradients):
+        if t == 3:
+            p.data, q.data = p.data.transpose(2, 3), q.data.transpose(2, 3).contiguous()
+        p.grad = torch.empty_like(start).copy_(gradient)
+        q.grad = gradient.clone()
+        ours.step()
+        plain.step()
+    torch.testing.assert_close(p, q, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_sparse_gradient_after_a_dense_one_is_told_apart(path):
+    p = Parameter(torch.ones(4, 2))
+    optimizer = Anon([p], lr=0.1, **path)
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    p.grad = torch.ones(4, 2).to_sparse()
+    with pytest.raises(RuntimeError, match="does not support sparse gradients"):
+        optimizer.step()
 
 
 def test_a_plan_that_holds_is_kept():

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.nn import Parameter
 
 from anon_optim import Anon, Box, Guard, Storage
 from anon_optim._fused import backend
+from anon_optim._state import is_released
 
 GAMMAS = (-0.5, 0.0, 1.0, 1.1)
 DECAYS = [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": False}]
@@ -873,6 +875,48 @@ def test_amp_skips_what_no_kernel_takes_too(path):
         scaler.step(optimizer)
         for p, old in zip(params, before, strict=True):
             assert torch.equal(p, old)
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_released_moment_is_freed_at_once(path):
+    params = parameters(shapes=((4, 3), (5,)))
+    optimizer = Anon(params, total_steps=10, **path)
+    train(params, optimizer, range(1, 8))
+    held = [weakref.ref(optimizer.state[p]["exp_avg_sq"]) for p in params]
+    train(params, optimizer, [8])  # the last refresh
+    assert [each() for each in held] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"differentiable": True}, *({"capturable": True, **path} for path in PATHS.values())],
+    ids=str,
+)
+def test_a_released_moment_that_is_loaded_is_made_anew(how):
+    """Where every step writes it: on a device that decides what is due, and under autograd."""
+    params, twins = parameters(), parameters()
+    plain = Anon(params, foreach=False, total_steps=10)
+    for t in range(1, 10):
+        set_gradients(params, t)
+        plain.step()
+    assert any(is_released(plain.state[p]["exp_avg_sq"]) for p in params)
+    with torch.no_grad():
+        for p, q in zip(params, twins, strict=True):
+            q.copy_(p)
+    if "differentiable" in how:
+        twins = [q.clone() for q in twins]
+    loaded = Anon(twins, total_steps=10, **how)
+    loaded.load_state_dict(copy.deepcopy(plain.state_dict()))
+    for group in loaded.param_groups:
+        group.update(how)
+    set_gradients(params, 10)
+    set_gradients(twins, 10)
+    plain.step()
+    loaded.step()
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q)
+        assert loaded.state[q]["exp_avg_sq"].shape == q.shape
+        assert not is_released(loaded.state[q]["exp_avg_sq"])
 
 
 @compiles

@@ -810,7 +810,11 @@ def test_from_sgd_translates_groups():
     ours = Anon.from_sgd(
         [{name: sgd.param_groups[0][name] for name in ("params", "lr", "momentum", "initial_lr")}], 0.1
     )
-    assert torch.optim.lr_scheduler.StepLR(ours, 10).base_lrs == [pytest.approx(1.0)]
+    for last_epoch in (-1, 5):  # from the start, and where a run goes on
+        assert torch.optim.lr_scheduler.StepLR(ours, 10, last_epoch=last_epoch).base_lrs == [pytest.approx(1.0)]
+    for betas in ((1.0, 0.99), 0.9, ("a", 0.9), (2.0, 0.9)):
+        with pytest.raises(ValueError, match=r"Invalid betas: .*, expected two numbers"):
+            Anon.from_sgd([{"params": [parameter(theta)], "betas": betas}], lr=0.1)
     for name in ("nesterov", "dampening"):
         with pytest.raises(ValueError, match=f"Invalid {name}"):
             Anon.from_sgd([{"params": [parameter(theta)], name: True}], lr=0.1)

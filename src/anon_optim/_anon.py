@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 from anon_optim import _idu
 from anon_optim._adamw_state import adamw_states
-from anon_optim._check import check_decay_now, check_group
+from anon_optim._check import check_betas, check_decay_now, check_group
 from anon_optim._clipping import grad_factors
 from anon_optim._diagnostics import Diagnostics, diagnose
 from anon_optim._fused import Ownership, Plan, step_batch, takes_found_inf, uses_fused
@@ -325,10 +325,6 @@ class Anon(Optimizer):
             state = self._state_of(p, group)
             if group["differentiable"] and state["step"].requires_grad:
                 raise RuntimeError("`requires_grad` is not supported for `step` in differentiable mode")
-            # Made here and not in the step, because torch.compile runs this function as it is.
-            in_graph = group["capturable"] or TracingContext.try_get() is not None
-            if is_released(state["exp_avg_sq"]) and (in_graph or group["differentiable"]):
-                state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])  # these write it on every step
             params_with_grad.append(p)
             grads.append(p.grad)
             exp_avgs.append(state["exp_avg"])
@@ -339,6 +335,7 @@ class Anon(Optimizer):
             brakes.append(state["brake"])
             gammas.append(state["gamma"])
             state_steps.append(state["step"])
+            in_graph = _is_in_graph(group)
             refresh_tables.append(_idu.refresh_table(group["growth"], p.device) if in_graph else state["step"])
 
     def _state_of(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -353,6 +350,8 @@ class Anon(Optimizer):
         state = self.state[p]
         if len(state) == 0:
             state.update(fresh_state(p, group))
+        elif is_released(state["exp_avg_sq"]) and (_is_in_graph(group) or group["differentiable"]):
+            state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])  # these write it on every step
         elif is_released(state["exp_avg_sq"]) and needs_s(int(state["step"].item()) + 1, group):
             if group["total_steps"] is not None and not self._said_past_total_steps:
                 self._said_past_total_steps = True
@@ -382,7 +381,8 @@ class Anon(Optimizer):
         if plan is None or not plan.follow():
             self._ownership = None
             plan = self._plans[index] = Plan(group, lambda p: self._state_of(p, group))
-            plan.follow()
+            if not plan.follow():  # a kernel would be given addresses of nothing
+                raise RuntimeError("gradients, parameters or states changed while a step was being prepared")
         for batch in plan.batches:
             step_batch(batch, options, factor, found_inf)
         return plan.rest
@@ -420,7 +420,8 @@ class Anon(Optimizer):
             if eager and uses_fused(group):
                 rest = self._step_fused(index, group, options, factors[index], found_inf)
                 # A kernel leaves out, on the device, what overflowed; for the others the host has to ask.
-                if not rest or (found_inf is not None and group["capturable"] and found_inf.item()):
+                asks = group["capturable"] and any(p.numel() for p in rest)
+                if not rest or (asks and found_inf is not None and found_inf.item()):
                     continue
                 remaining = {**group, "params": rest}
             lists: list[list[Tensor]] = [[] for _ in range(11)]
@@ -535,6 +536,11 @@ class Anon(Optimizer):
             s.zero_()
 
 
+def _is_in_graph(group: dict[str, Any]) -> bool:
+    """Whether the device decides what is due. torch.compile runs `_init_group`, in which this is asked, as it is."""
+    return group["capturable"] or TracingContext.try_get() is not None
+
+
 def _check_momentum(momentum: Any) -> None:
     if not 0 <= momentum < 1:
         raise ValueError(f"Invalid momentum: {momentum}, expected a number in [0, 1)")
@@ -549,13 +555,14 @@ def _averaging(param: Any, lr: float, momentum: float, beta2: float) -> Any:
         if group.pop(name, None):
             raise ValueError(f"Invalid {name}: {param[name]}, expected a param group without it")
     if "betas" in group:
+        check_betas(group["betas"])
         momentum = group["betas"][0]
     if "momentum" in group:
         momentum = group.pop("momentum")
         _check_momentum(momentum)
         group["betas"] = (momentum, beta2)
-    for name in ("initial_lr", "max_lr", "min_lr"):  # what a scheduler of SGD's noted there, in SGD's unit
-        group.pop(name, None)
+    for name in group.keys() & {"initial_lr", "max_lr", "min_lr"}:  # what a scheduler of SGD's noted, in SGD's unit
+        group[name] = group[name] / (1 - momentum)
     group["lr"] = group.get("lr", lr) / (1 - momentum)
     return group
 

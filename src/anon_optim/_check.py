@@ -37,7 +37,7 @@ def _check_lr(lr: Any) -> None:
     _require(_finite(lr) and lr >= 0, "lr", lr, "a finite number >= 0")
 
 
-def _check_betas(betas: Any) -> None:
+def check_betas(betas: Any) -> None:
     pair = isinstance(betas, tuple | list) and len(betas) == 2
     _require(pair and all(_finite(b) and 0 <= b < 1 for b in betas), "betas", betas, "two numbers in [0, 1)")
 
@@ -89,7 +89,7 @@ def check_options(options: dict[str, Any]) -> None:
 def check_group(group: dict[str, Any]) -> None:
     """Raise ValueError at the first entry that cannot be right."""
     _check_lr(group["lr"])
-    _check_betas(group["betas"])
+    check_betas(group["betas"])
     check_options({name: group[name] for name in CHECKS})
     if group["decoupled_weight_decay"]:
         lr = group["lr"]

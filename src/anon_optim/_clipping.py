@@ -15,7 +15,7 @@ def grad_factors(groups: list[dict[str, Any]], grad_scale: Tensor | None) -> lis
     if all(group["max_grad_norm"] is None for group in groups):
         return [unscale] * len(groups)
     grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(list(map(_wide, grads))).to(torch.float32)
+    norm = torch.nn.utils.get_total_norm(_wide(grads)).to(torch.float32)
     if unscale is not None:
         norm = norm * unscale
     factors = []
@@ -28,7 +28,10 @@ def grad_factors(groups: list[dict[str, Any]], grad_scale: Tensor | None) -> lis
     return factors
 
 
-def _wide(grad: Tensor) -> Tensor:
-    """In place of a 16-bit gradient its norm in 32 bits: a float16 norm overflows where no element does, most of all
+def _wide(grads: list[Tensor]) -> list[Tensor]:
+    """In place of 16-bit gradients their norms in 32 bits: a float16 norm overflows where no element does, most of all
     under AMP's scale."""
-    return torch.linalg.vector_norm(grad, dtype=torch.float32) if grad.dtype in NARROW else grad
+    narrow = [grad for grad in grads if grad.dtype in NARROW]
+    if not narrow:
+        return grads
+    return [*(grad for grad in grads if grad.dtype not in NARROW), *torch._foreach_norm(narrow, 2, dtype=torch.float32)]

@@ -26,9 +26,6 @@ ROWS = ("param", "grad", "exp_avg", "exp_avg_sq", "preconditioner")
 """The rows of a batch's address table."""
 
 
-_is_given = functools.partial(operator.is_not, None)
-
-
 class Numbers(NamedTuple):
     """What a kernel needs to know of one step beside the tensors; a device clock replaces the last four."""
 
@@ -110,12 +107,16 @@ def takes_found_inf(group: dict[str, Any]) -> bool:
         return False
     if not group["capturable"]:
         return True
-    return all(
-        p.dtype in DTYPES
-        and type(p) in (Tensor, nn.Parameter)
-        and (p.is_contiguous() or is_dense(p))
+    return all(map(takes, group["params"]))
+
+
+def takes(p: Tensor) -> bool:
+    """Whether a kernel takes the parameter, whatever its gradient is."""
+    return (
+        type(p) in (Tensor, nn.Parameter)
+        and p.dtype in DTYPES
         and backend(p.device.type) is not None
-        for p in group["params"]
+        and (p.is_contiguous() or is_dense(p))
     )
 
 
@@ -139,14 +140,12 @@ def is_eligible(p: Tensor) -> bool:
     grad = p.grad
     assert grad is not None
     return (
-        type(p) in (Tensor, nn.Parameter)
-        and backend(p.device.type) is not None
+        takes(p)
         and p.numel() > 0
-        and p.dtype in DTYPES
         and grad.dtype in DTYPES
         and grad.layout == torch.strided
+        and grad.shape == p.shape  # not so where a parameter was cut and its gradient kept
         and grad.stride() == p.stride()
-        and is_dense(p)
         and has_its_own_memory(p)
         and has_its_own_memory(grad)
     )
@@ -203,16 +202,11 @@ class Batch:
     def follow(self) -> bool:
         """Take over the gradients of this step; False if anything else has changed, and the batch is void."""
         grads: list[Any] = [p.grad for p in self.params]
-        if self.void or not all(map(_is_given, grads)):
+        if self.void or any(grad is None for grad in grads) or not self._has_layout(grads):
             return False
-        if self.strides is None:
-            same_layout = all(map(Tensor.is_contiguous, grads))
-        else:
-            same_layout = [grad.stride() for grad in grads] == self.strides
         grad_addresses = [grad.data_ptr() for grad in grads]
         if (
-            not same_layout
-            or {grad.dtype for grad in grads} != {self.kind.grad_dtype}
+            {grad.dtype for grad in grads} != {self.kind.grad_dtype}
             or [p.data_ptr() for p in self.params] != self.param_addresses
             or list(map(Tensor.numel, self.params)) != self.numels_of_params
             or list(map(Tensor.numel, grads)) != self.numels_of_params
@@ -231,6 +225,12 @@ class Batch:
                 fresh = fresh.pin_memory()  # or the copy would wait for the device
             self.table[1].copy_(fresh, non_blocking=True)
         return True
+
+    def _has_layout(self, grads: list[Tensor]) -> bool:
+        """Whether gradients and parameters lie in memory as the parameters did."""
+        if self.strides is None:
+            return all(map(Tensor.is_contiguous, chain(grads, self.params)))
+        return all([x.stride() for x in each] == self.strides for each in (grads, self.params))
 
     def is_uniform(self) -> bool:
         """Whether all still stand at one step with one gamma, as they did when the batch was made."""
@@ -257,8 +257,8 @@ class Ownership:
 
     @staticmethod
     def _list(groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]]) -> list[Any]:
-        params = chain.from_iterable(group["params"] for group in groups)
-        return [*groups, *params, *states.keys(), *states.values()]
+        owned = chain.from_iterable((group, *group["params"]) for group in groups)
+        return [*owned, *states.keys(), *states.values()]
 
 
 class Launch(Protocol):
@@ -373,6 +373,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
             state["exp_avg_sq"] = released_moment(p)
         batch.weights.zero_()
         batch.void = True
+        batch.entries = []  # or they would keep alive what was released
 
 
 def _step_by_device_clock(
