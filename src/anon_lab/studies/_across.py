@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from anon_lab.significance import combined, is_better, p_value
 from anon_lab.studies._grounds import CHOICE
 from anon_lab.studies._report import Line, against, flatters
-from anon_lab.studies._spec import Section
+from anon_lab.studies._spec import Section, anon_defaults
+
+SCALED = " with lr_scale"
 
 
 class Test(NamedTuple):
@@ -24,15 +26,28 @@ class Test(NamedTuple):
 
 
 class Method(NamedTuple):
-    """What adds up: the same gamma with and without `lr_scale` are two, except at 1, where that changes nothing."""
+    """What adds up: the same gamma with and without `lr_scale` are two, except at 1, where that changes nothing, and so
+    it is with other refresh times than the default's."""
 
     gamma: float
     scaled: bool
+    growth: float = anon_defaults()["growth"]
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Method":
         gamma = settings["gamma"]
-        return cls(gamma, gamma != 1 and settings.get("lr_scale") is not None)
+        scaled = gamma != 1 and settings.get("lr_scale") is not None
+        return cls(gamma, scaled, settings.get("growth", anon_defaults()["growth"]))
+
+    @property
+    def label(self) -> str:
+        growth = "" if self.growth == anon_defaults()["growth"] else f", growth {self.growth:g}"
+        return f"γ {self.gamma:g}{growth}{SCALED if self.scaled else ''}"
+
+    @property
+    def found_on(self) -> tuple[str, ...]:
+        """Tasks on which it was singled out, and so have no say in what it adds up to."""
+        return FOUND_ON.get(self.label.removesuffix(SCALED), ())
 
 
 @dataclass(frozen=True)
@@ -44,10 +59,6 @@ class Across:
     tests: Sequence[Test]
 
     @property
-    def label(self) -> str:
-        return f"γ {self.method.gamma:g}{' with lr_scale' if self.method.scaled else ''}"
-
-    @property
     def ahead(self) -> int:
         return sum(test.better for test in self.tests)
 
@@ -55,7 +66,7 @@ class Across:
         return combined([test[:2] for test in self.tests])
 
     def sentence(self) -> str:
-        met = f"{self.label} is ahead of {self.reference} on {self.ahead} of {len(self.tests)} tasks"
+        met = f"{self.method.label} is ahead of {self.reference} on {self.ahead} of {len(self.tests)} tasks"
         return f"{met} (in sum {self.judged()})"
 
     def judged(self) -> str:
@@ -65,13 +76,13 @@ class Across:
     def row(self) -> list[str]:
         told = [sum(test.verdict == each for test in self.tests) for each in ("better", "tie", "worse")]
         counts = [str(len(self.tests)), str(self.ahead), " / ".join(map(str, told))]
-        return [f"Anon {self.label}", self.reference, *counts, self.judged()]
+        return [f"Anon {self.method.label}", self.reference, *counts, self.judged()]
 
 
 Weight = tuple[float, int, int]
 """Length in epochs and in steps (on one network all are in the same), then seeds of the side that has fewer."""
-FOUND_ON = {1.5: ("zipf", "gpt 1m")}
-"""Tasks on which a gamma was singled out, and so have no say in what it adds up to."""
+FOUND_ON = {"γ 1.5": ("zipf", "gpt 1m"), "γ 1, growth 1.25": ("diffusion 16px",)}
+"""Tasks on which a method was singled out, and so have no say in what it adds up to."""
 
 
 def across(grounds: Iterable[Sequence[Line]], references: Sequence[str]) -> list[Across]:
@@ -85,7 +96,7 @@ def across(grounds: Iterable[Sequence[Line]], references: Sequence[str]) -> list
         ours = (line for line in contenders if "gamma" in line.settings)
         for reference, line in product(named.values(), ours):
             test, method = _test(line, reference), Method.of(line.settings)
-            if test is None or ground.name in (CHOICE, *FOUND_ON.get(method.gamma, ())):
+            if test is None or ground.name in (CHOICE, *method.found_on):
                 continue
             seeds = min(len(line.records), len(reference.records))
             weight = (ground.recipe.epochs or 0, ground.recipe.steps or 0, seeds)
@@ -111,14 +122,14 @@ def _test(line: Line, reference: Line) -> Test | None:
 
 
 def section(title: str, found: Sequence[Across]) -> Section:
-    apart = "; ".join(f"γ {gamma:g} without {' and '.join(tasks)}" for gamma, tasks in FOUND_ON.items())
+    apart = "; ".join(f"{method} without {' and '.join(tasks)}" for method, tasks in FOUND_ON.items())
     text = (
         "How often Anon's mean is the better one, how often that is told apart, and Stouffer's test over all of them: "
         "do small differences of one direction add up? Tasks that contradict each other cancel there. A network that "
         "was trained several times counts once, with its longest runs, of equally long ones those with most seeds. The "
         "test takes tasks to be independent; those that share a text are less so, which makes p too small. Of so many "
         "rows one in twenty is below 0.05 by chance. The task that ended the choice of the guards is left out, and "
-        f"those on which a gamma was found: {apart}. On digits, zipf and ngram, which count, the guards were screened "
+        f"those on which a method was found: {apart}. On digits, zipf and ngram, which count, the guards were screened "
         "at γ 1, which flatters it."
     )
     head = ["", "against", "tasks", "ahead", "better / level / worse", "in sum"]

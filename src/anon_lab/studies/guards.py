@@ -40,8 +40,9 @@ def baselines(rates: Rates) -> list[Contender]:
     ]
 
 
-def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
+def anon(candidate: Candidate, gamma: float, rates: Rates, label: str | None = None) -> Contender:
     """The candidate at this gamma, with as many trials as the baselines; near 0 by SGD's recipe, above by AdamW's."""
+    label = label or f"Anon γ {gamma:g}"
     betas = ("betas", tuple((0.9, beta2) for beta2 in (0.95, 0.99, 0.999) if beta2 != candidate.values["betas"][1]))
     if gamma > 0.5:
         decay, more = rates.adam_decay
@@ -49,12 +50,12 @@ def anon(candidate: Candidate, gamma: float, rates: Rates) -> Contender:
         fixed = {**candidate.values, "gamma": gamma, "weight_decay": decay}
         if gamma != 1:  # then lr has AdamW's unit
             fixed["lr_scale"] = "tensor"
-        return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, fixed)
+        return Contender(label, candidate.optimizer, axes, fixed)
     # Anon averages gradients where SGDM sums them: ten times its lr is the same step.
     decay, more = rates.sgd_decay
     axes = (("lr", tuple(10 * lr for lr in rates.sgd)), ("weight_decay", (more,)))
     coupled = {**candidate.values, "gamma": gamma, "weight_decay": decay, "decoupled_weight_decay": False}
-    return Contender(f"Anon γ {gamma:g}", candidate.optimizer, axes, coupled)
+    return Contender(label, candidate.optimizer, axes, coupled)
 
 
 def anon_by_default(gamma: float, rates: Rates) -> Contender:
