@@ -190,7 +190,7 @@ def test_every_contender_has_equally_many_trials() -> None:
 
 def test_wrong_names_and_places(tmp_path: Path) -> None:
     for arguments, sentence in (
-        (["nonsense"], "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, diffusion"),
+        (["nonsense"], "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, growth, diffusion"),
         (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
         (["diffusion", "--tiny"], "FID needs the weights"),
         (["gpt2", "--tiny", "--only", "zzz"], "--only must be part of a stage's or run's name, but is 'zzz'"),
@@ -812,6 +812,15 @@ def test_ends_are_drawn_where_nothing_was_measured_on_the_way(changes: dict[str,
     assert ("on the test set" in axis.get_xlabel()) == ("measure" not in changes)
 
 
+def test_other_refresh_times_are_another_method() -> None:
+    default = _across.Method.of({"gamma": 1.0, "growth": 2.0})
+    fresher = _across.Method.of({"gamma": 1.0, "growth": 1.25})
+    assert (default.label, fresher.label) == ("γ 1", "γ 1, growth 1.25")
+    assert default == _across.Method.of({"gamma": 1.0}) != fresher
+    assert (default.found_on, fresher.found_on) == ((), ("diffusion 16px",))
+    assert _across.Method.of({"gamma": 1.5, "lr_scale": "tensor"}).found_on == ("zipf", "gpt 1m")
+
+
 # All studies at one glance.
 
 
@@ -914,8 +923,8 @@ def test_gammas_with_and_without_lr_scale_are_two_methods() -> None:
         )
         grounds += [[theirs, plain], [theirs, scaled(other)]]
     plain, other = _across.across(grounds, ("SGDM",))
-    assert (plain.label, plain.ahead) == ("γ 0", 2)
-    assert (other.label, other.ahead) == ("γ 0 with lr_scale", 0)
+    assert (plain.method.label, plain.ahead) == ("γ 0", 2)
+    assert (other.method.label, other.ahead) == ("γ 0 with lr_scale", 0)
     panels = {"a": grounds[0]}  # shows the one without
     assert overview.summed_up([plain, other], panels).count("γ 0") == 1
 
