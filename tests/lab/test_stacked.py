@@ -1,6 +1,8 @@
 """Many networks at once: gradients, statistics and runs as one by one. Without a GPU in Triton's interpreter."""
 
 import copy
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +84,17 @@ def test_bfloat16_is_as_close_as_autocast():
         return float((mine - true).norm() / true.norm())
 
     assert error(nets[0]) < 1.3 * error(cast) < 0.1
+
+
+def test_kernels_compile_for_a_gpu():
+    """The interpreter computes what a kernel says, but accepts much that the compiler does not."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("compile_stacked.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said, most = done.stdout.removesuffix(" bytes\n").split(" with at most ")
+    assert said.endswith("variants of convolve, convolve_back, correlate, normalise, unnormalise")
+    assert int(most) <= 227 << 10  # an H100's or H200's shared memory
 
 
 def test_what_cannot_be_stacked_is_refused():

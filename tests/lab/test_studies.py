@@ -190,7 +190,10 @@ def test_every_contender_has_equally_many_trials() -> None:
 
 def test_wrong_names_and_places(tmp_path: Path) -> None:
     for arguments, sentence in (
-        (["nonsense"], "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, growth, diffusion"),
+        (
+            ["nonsense"],
+            "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, growth, diffusion",
+        ),
         (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
         (["diffusion", "--tiny"], "FID needs the weights"),
         (["gpt2", "--tiny", "--only", "zzz"], "--only must be part of a stage's or run's name, but is 'zzz'"),
