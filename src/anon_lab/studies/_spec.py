@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,7 +106,7 @@ class Job:
             micro_batch=self.ground.micro_batch,
             compile=on_gpu and self.ground.compile,
             graph=on_gpu and optimizers.get(self.optimizer).needs in ("gradient", "views"),
-            stacked=on_gpu and self.ground.stacked,
+            stacked=on_gpu and self.ground.stacked and find_spec("triton") is not None,
             evaluations=self.ground.evaluations,
         )
 
