@@ -1,6 +1,9 @@
 """Triton kernels for many small residual networks at once: images are channels-last, and network r owns the r-th of
 equally many of them, so that a layer of all networks is one launch.
 
+Every kernel is told how many images a network has, how many networks there are, and of how many norms' channels,
+parameters and kernels' numbers each has a row.
+
 A library's convolution of 16 channels leaves most of a GPU idle, and its batch norm reads everything again; here a
 convolution sums the next norm's statistics while it has the values at hand.
 """
@@ -22,9 +25,10 @@ def convolve(
     z,  # (networks, images, height / STRIDE, width / STRIDE, OUTPUTS)
     sums,  # (2, networks, norms) from this norm's first channel on
     images,
-    norms,
     networks,
-    kernel_stride,
+    norms,
+    parameters,
+    kernels,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -40,7 +44,7 @@ def convolve(
     given, made = tl.arange(0, INPUTS), tl.arange(0, OUTPUTS)
     inside = image < images
     x += network * images * (SIDE * SIDE * INPUTS)
-    kernel += network * kernel_stride
+    kernel += network * kernels
     total = tl.zeros((BLOCK, OUTPUTS), tl.float32)
     for tap in range(9):
         i, j = row * STRIDE + tap // 3 - 1, column * STRIDE + tap % 3 - 1
@@ -74,9 +78,10 @@ def normalise(
     shortcut,  # what is added: as large as z, or twice as wide and high with fewer channels
     y,
     images,
-    norms,
     networks,
+    norms,
     parameters,
+    kernels,
     SIDE: tl.constexpr,
     CHANNELS: tl.constexpr,
     SHORTCUT: tl.constexpr,  # its channels; 0: there is none
@@ -116,9 +121,10 @@ def unnormalise(
     dbias,
     dz,
     images,
-    norms,
     networks,
+    norms,
     parameters,
+    kernels,
     SIDE: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -152,10 +158,10 @@ def convolve_back(
     dbias,
     dx,
     images,
-    norms,
     networks,
+    norms,
     parameters,
-    kernel_stride,
+    kernels,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -172,7 +178,7 @@ def convolve_back(
     given, made = tl.arange(0, INPUTS), tl.arange(0, OUTPUTS)
     inside = image < images
     theirs = network * images * (OUT * OUT * OUTPUTS)
-    kernel += network * kernel_stride
+    kernel += network * kernels
     total = tl.zeros((BLOCK, INPUTS), tl.float32)
     for tap in range(9):
         i, j = row + 1 - tap // 3, column + 1 - tap % 3
@@ -206,7 +212,10 @@ def correlate(
     dz,
     dkernel,  # (networks, 9, INPUTS, OUTPUTS)
     images,
-    kernel_stride,
+    networks,
+    norms,
+    parameters,
+    kernels,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -238,4 +247,4 @@ def correlate(
         g = tl.load(dz + pixel[:, None] * OUTPUTS + made[None, :], mask=inside[:, None], other=0.0)
         total = tl.dot(tl.trans(a), g, total)
     target = (tap * INPUTS + given)[:, None] * OUTPUTS + made[None, :]
-    tl.atomic_add(dkernel + network * kernel_stride + target, total, mask=counts[:, None], sem="relaxed")
+    tl.atomic_add(dkernel + network * kernels + target, total, mask=counts[:, None], sem="relaxed")

@@ -51,6 +51,10 @@ class Layer:
     def out(self) -> int:
         return self.side // self.stride
 
+    def sizes(self) -> dict[str, int]:
+        """Of its convolution, by the kernels' names."""
+        return {"SIDE": self.side, "STRIDE": self.stride, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
+
 
 class Kept(NamedTuple):
     """Of a layer on the way forward: its input, and the convolution of that."""
@@ -260,20 +264,19 @@ class Stacked:
     def _grid(self, images: int, side: int, block: int) -> tuple[int, int]:
         return -(-images * side**2 // block), len(self.nets)
 
+    def _rows(self, x: Tensor) -> tuple[int, ...]:
+        """What every kernel is told."""
+        rows = (self.sums.shape[2], self.parameters.shape[1], self.kernels.shape[1])
+        return x.shape[1], len(self.nets), *rows
+
     def _convolve(self, layer: Layer, x: Tensor, z: Tensor) -> None:
         kernels.convolve[self._grid(x.shape[1], layer.out, CONVOLVED)](
             x,
             self.kernels[:, layer.taps :],
             z,
             self.sums[:, :, layer.norm :],
-            x.shape[1],
-            self.sums.shape[2],
-            len(self.nets),
-            self.kernels.stride(0),
-            SIDE=layer.side,
-            STRIDE=layer.stride,
-            INPUTS=layer.inputs,
-            OUTPUTS=layer.outputs,
+            *self._rows(x),
+            **layer.sizes(),
             BLOCK=CONVOLVED,
         )
 
@@ -285,10 +288,7 @@ class Stacked:
             self.parameters[:, layer.bias :],
             z if shortcut is None else shortcut,
             y,
-            z.shape[1],
-            self.sums.shape[2],
-            len(self.nets),
-            self.parameters.shape[1],
+            *self._rows(z),
             SIDE=layer.out,
             CHANNELS=layer.outputs,
             SHORTCUT=0 if shortcut is None else shortcut.shape[-1],
@@ -304,10 +304,7 @@ class Stacked:
             self.gradients[:, layer.gain :],
             self.gradients[:, layer.bias :],
             dz,
-            z.shape[1],
-            self.sums.shape[2],
-            len(self.nets),
-            self.parameters.shape[1],
+            *self._rows(z),
             SIDE=layer.out,
             CHANNELS=layer.outputs,
             BLOCK=BLOCK,
@@ -321,12 +318,8 @@ class Stacked:
             x,
             dz,
             self.dkernels[:, layer.taps :],
-            x.shape[1],
-            self.dkernels.stride(0),
-            SIDE=layer.side,
-            STRIDE=layer.stride,
-            INPUTS=layer.inputs,
-            OUTPUTS=layer.outputs,
+            *self._rows(x),
+            **layer.sizes(),
             TAPS=taps,
             USED=used,
             BLOCK=CORRELATED,
@@ -346,15 +339,8 @@ class Stacked:
             self.gradients[:, before.gain :],
             self.gradients[:, before.bias :],
             dx,
-            dx.shape[1],
-            self.sums.shape[2],
-            len(self.nets),
-            self.parameters.shape[1],
-            self.kernels.stride(0),
-            SIDE=layer.side,
-            STRIDE=layer.stride,
-            INPUTS=layer.inputs,
-            OUTPUTS=layer.outputs,
+            *self._rows(dx),
+            **layer.sizes(),
             SHORTCUT=shortcut is not None,
             BLOCK=CONVOLVED,
         )
