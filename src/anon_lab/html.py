@@ -4,19 +4,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from string import Template
-
-import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
-from plotly.offline import get_plotlyjs
+from typing import TYPE_CHECKING
 
 from anon_lab.files import finite
 from anon_lab.palette import viridis
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go  # only where a page is made: a study can train where it is not
 
 INK = ("#1d232b", "#e4e8ee")
 GRID = ("#dfe3e8", "#363c46")
 
 
-def page(title: str, body: str, plots: Mapping[str, Callable[[bool], go.Figure]], fallback: str) -> str:
+def page(title: str, body: str, plots: "Mapping[str, Callable[[bool], go.Figure]]", fallback: str) -> str:
     """The whole file, plotly's script included.
 
     **Arguments:**
@@ -24,6 +24,8 @@ def page(title: str, body: str, plots: Mapping[str, Callable[[bool], go.Figure]]
     - `plots`: by id, a function that draws the plot for a light or, given True, a dark page.
     - `fallback`: what to look at where there is no JavaScript.
     """
+    from plotly.offline import get_plotlyjs
+
     # Both looks travel along, because only the browser knows which one it wants.
     figures = {
         name: {look: dress(draw(look == "dark"), look == "dark").to_plotly_json() for look in ("light", "dark")}
@@ -38,7 +40,7 @@ def page(title: str, body: str, plots: Mapping[str, Callable[[bool], go.Figure]]
     )
 
 
-def dress(figure: go.Figure, dark: bool) -> go.Figure:
+def dress(figure: "go.Figure", dark: bool) -> "go.Figure":
     """The look that all plots share."""
     figure.update_layout(
         template=None,
@@ -56,6 +58,8 @@ def dress(figure: go.Figure, dark: bool) -> go.Figure:
 
 
 def gamma_colour(gamma: float, dark: bool) -> str:
+    from plotly.colors import sample_colorscale
+
     return str(sample_colorscale("Viridis", viridis(gamma, dark))[0])
 
 

@@ -172,6 +172,18 @@ def test_a_study_can_be_listed_without_data(name: str, tiny: bool, tmp_path: Pat
     assert "left" in str(studies.plan(name, tmp_path, tiny).columns[2].header)
 
 
+def test_studies_need_no_package_that_they_do_not_use() -> None:
+    """A machine with a GPU often has few."""
+    script = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('plotly', 'optuna', 'sklearn', 'numba', 'tensorboard', 'pytorch_optimizer')))\n"
+        "from anon_lab import studies\n"
+        "from anon_lab.studies import overview\n"
+        "for name in studies.NAMES: studies.load(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
 def test_every_contender_has_equally_many_trials() -> None:
     fields = [gpt2.contenders(), cifar10.contenders(), *map(diffusion.contenders, diffusion.SIZES)]
     fields += [gamma.contenders(site) for site in gamma.sites(tiny=False)]

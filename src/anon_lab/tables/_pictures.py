@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import plotly.graph_objects as go
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from anon_lab.tables._spec import Heat
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MAP = "cividis"  # viridis means gamma
 
@@ -47,7 +50,9 @@ def _height(heat: Heat) -> float:
     return 1.1 + 0.5 * len(heat.rows)
 
 
-def plot(heat: Heat) -> go.Figure:
+def plot(heat: Heat) -> "go.Figure":
+    import plotly.graph_objects as go
+
     figure = go.Figure(
         go.Heatmap(
             x=list(heat.columns),
