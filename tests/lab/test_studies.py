@@ -176,7 +176,8 @@ def test_studies_need_no_package_that_they_do_not_use() -> None:
     """A machine with a GPU often has few."""
     script = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(('plotly', 'optuna', 'sklearn', 'numba', 'tensorboard', 'pytorch_optimizer')))\n"
+        "missing = ('plotly', 'optuna', 'sklearn', 'numba', 'tensorboard', 'pytorch_optimizer')\n"
+        "sys.modules.update(dict.fromkeys(missing))\n"
         "from anon_lab import studies\n"
         "from anon_lab.studies import overview\n"
         "for name in studies.NAMES: studies.load(name)\n"
