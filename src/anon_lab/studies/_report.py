@@ -237,8 +237,10 @@ def findings(study: Study, found: Mapping[str, list[Line]]) -> list[str]:
     for ground, contenders in found.items():
         others = [line for line in contenders if line.label in study.references]
         for line in contenders:
-            if line.label.startswith("Anon") and others:
-                compared = [f"{other.label} ({other.measured()}) {against(line, other)}" for other in others]
+            compared = [
+                f"{each.label} ({each.measured()}) {against(line, each)}" for each in others if each is not line
+            ]
+            if line.label.startswith("Anon") and compared:
                 said.append(f"{ground}: {line.label} ({line.measured()}) against {', against '.join(compared)}.")
     return said
 
