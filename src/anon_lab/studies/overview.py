@@ -134,7 +134,7 @@ def _draw(axis: Axes, contenders: Sequence[Line]) -> None:
         axis.axvline(
             mean(references[0].values), color=style(references[0], order)["color"], linewidth=0.8, linestyle=":"
         )
-    axis.set_yticks(range(len(order)), [line.label for line in order], fontsize=8)
+    axis.set_yticks(range(len(order)), [line.label.replace(", ", ",\n") for line in order], fontsize=8)
     axis.set_ylim(len(order) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=8)
     axis.locator_params(axis="x", nbins=4)
