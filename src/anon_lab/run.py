@@ -65,7 +65,7 @@ def _check_stacked(settings: Settings, task: Task, device: torch.device, world: 
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("stacked networks need a GPU")
     if device.type != "cpu" and settings.precision != "bf16":
-        raise ValueError("stacked networks need bf16 on a GPU, whose tensor cores know no float32")
+        raise ValueError("stacked networks need bf16 on a GPU: in float32 a layer does not fit its shared memory")
     if torch.are_deterministic_algorithms_enabled():
         raise ValueError("stacked networks add up in any order, which deterministic rules out")
     if settings.compile or settings.micro_batch or world > 1:
