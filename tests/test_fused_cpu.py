@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not any(_fused_cpu._compilers()), reason="needs 
 
 U = 2.0**-24
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-GAMMAS = [-1.0, 0.0, 0.5, 1.0, 1.1, 2.0]
+GAMMAS = [-1.0, 0.0, 0.5, 1.0, 1.1, 1.5, 2.0]
 UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False, "brake": False}
 SHAPES = [(6, 4), (), (1,), (127,), (128,), (2049,), (5, 3, 4, 2), (4300,)]
 
@@ -300,6 +300,23 @@ def test_powers_beyond_float32_stay_in_range():
         torch.testing.assert_close(
             opt.state[p]["preconditioner"].double(), exact, rtol=(64 * abs(gamma) + 8) * U, atol=0
         )
+
+
+@pytest.mark.parametrize("clip", [1e-12, 0.5, 1e12])
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 1.1, 1.5, 2.0])
+def test_the_clip_finds_whom_it_concerns_anywhere_in_float32(gamma, clip):
+    """The look before the clip goes by products or logarithms that may leave float32; what it misses is not clipped."""
+    v, g = torch.meshgrid(torch.arange(-126.0, 127.0, 4.0).exp2(), torch.arange(-64.0, 65.0, 2.0).exp2(), indexing="ij")
+    p = torch.nn.Parameter(torch.zeros_like(v))
+    opt = fused([p], lr=0.0, gamma=gamma, betas=(0.0, 0.999), growth=float("inf"), guard=Guard(clip=clip, brake=False))
+    p.grad = g.clone()
+    opt.step()
+    opt.state[p]["preconditioner"].copy_(v)
+    opt.step()
+    limits = torch.finfo(torch.float32)
+    limit = ((clip / g.double()) ** gamma).clamp(limits.tiny, limits.max)
+    expected = torch.minimum(v.double(), limit)
+    torch.testing.assert_close(opt.state[p]["preconditioner"].double(), expected, rtol=(8 * gamma + 8) * U, atol=0)
 
 
 # Against the single-tensor path

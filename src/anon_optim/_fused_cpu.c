@@ -57,6 +57,7 @@ typedef struct {
 /* A tensor's share of the numbers. */
 typedef struct {
     int due, accumulate, changed;
+    int halves; /* 2 gamma, where that is 1, 2, 3 or 4; else 0 */
     float bound, watch, decay, step_size, most; /* bound: infinite where nothing is clipped */
     double gamma, level, mean, inverse_weight;
 } Turn;
@@ -246,47 +247,72 @@ INLINE float rough_log2(float x) {
     return exponent + f * (1.43901464f + f * (-0.6799438f + f * (0.32559525f - f * 0.08476842f)));
 }
 
-/* Whether v may be beyond the clip, v |m|^gamma > bound^gamma. */
-INLINE int32_t beyond(float v, float m, float watch, float gamma) {
-    return rough_log2(v) + gamma * rough_log2(size_of(m)) > watch;
+/* Whether v may be beyond the clip, v |m|^gamma > bound^gamma. Where 2 gamma is one of 1, 2, 3 and 4, here `halves`,
+   products tell, for 1 and 3 of the squares; else `halves` is 0 and logarithms do. */
+INLINE int32_t beyond(float v, float m, float watch, float gamma, int halves) {
+    float size = size_of(m);
+    switch (halves) {
+    case 1: return v * v * size > watch;
+    case 2: return v * size > watch;
+    case 3: return (v * size) * (v * size) * size > watch;
+    case 4: return v * size * size > watch;
+    }
+    return rough_log2(v) + gamma * rough_log2(size) > watch;
 }
 
-/* Whether some v has to change, at gamma = 1: one unseen that has a gradient, or one beyond the clip. */
+/* Whether some v has to change: one unseen that has a gradient, or one beyond the clip. */
 INLINE int32_t look(int n, const float *restrict g, const float *restrict m, const float *restrict v, float factor,
-                    float watch) {
+                    float watch, int halves) {
     int32_t found = 0;
-    for (int i = 0; i < n; i++) found |= (v[i] * size_of(m[i]) > watch) | ((v[i] == 0) & (g[i] * factor != 0));
+    for (int i = 0; i < n; i++)
+        found |= beyond(v[i], m[i], watch, 0, halves) | ((v[i] == 0) & (g[i] * factor != 0));
     return found;
 }
 
-/* v <- min(v, (bound / |m|)^gamma): psi itself rises, and stays risen until the next refresh. */
-INLINE float clipped(float v, float m, float bound, double gamma) {
-    float limit = bound / size_of(m);
-    if (gamma != 1) limit = clamp(power_of(limit, gamma), FLT_MIN, FLT_MAX);
-    limit = limit > FLT_MIN ? limit : FLT_MIN;
-    return v < limit ? v : limit;
+static int32_t look_all(int n, const float *g, const float *m, const float *v, float factor, const Turn *turn) {
+    switch (turn->halves) {
+    case 1: return look(n, g, m, v, factor, turn->watch, 1);
+    case 2: return look(n, g, m, v, factor, turn->watch, 2);
+    case 3: return look(n, g, m, v, factor, turn->watch, 3);
+    case 4: return look(n, g, m, v, factor, turn->watch, 4);
+    }
+    return 1;
 }
 
-INLINE int32_t clip(int n, const float *restrict m, float *restrict v, float bound, double gamma) {
+/* (bound / |m|)^gamma */
+INLINE float limit_of(float m, float bound, double gamma, int halves) {
+    float limit = bound / size_of(m);
+    if (halves == 0) return clamp(power_of(limit, gamma), FLT_MIN, FLT_MAX);
+    float power = halves == 4 ? limit * limit : halves == 2 ? limit : (halves == 3 ? limit : 1) * sqrtf(limit);
+    return power > FLT_MIN ? power : FLT_MIN;
+}
+
+/* v <- min(v, (bound / |m|)^gamma): psi itself rises, and stays risen until the next refresh. */
+INLINE int32_t clip(int n, const float *restrict m, float *restrict v, float bound, double gamma, int halves) {
     int32_t changed = 0;
     for (int i = 0; i < n; i++) {
-        float now = clipped(v[i], m[i], bound, gamma);
+        float limit = limit_of(m[i], bound, gamma, halves), now = v[i] < limit ? v[i] : limit;
         changed |= now != v[i];
         v[i] = now;
     }
     return changed;
 }
 
-/* Returns whether some v has changed. Powers are taken only of lanes among which one may be beyond it. */
+/* Returns whether some v has changed. Logarithms are taken only of lanes among which one may be beyond it. */
 static int clip_all(int n, const float *m, float *v, const Turn *turn) {
     if (turn->bound == INFINITY) return 0;
-    if (turn->gamma == 1) return clip(n, m, v, turn->bound, 1);
+    switch (turn->halves) {
+    case 1: return clip(n, m, v, turn->bound, 0, 1);
+    case 2: return clip(n, m, v, turn->bound, 0, 2);
+    case 3: return clip(n, m, v, turn->bound, 0, 3);
+    case 4: return clip(n, m, v, turn->bound, 0, 4);
+    }
     int32_t changed = 0;
     for (int i = 0; i < n; i += LANES) {
-        if (n - i < LANES) return changed | clip(n - i, m + i, v + i, turn->bound, turn->gamma);
+        if (n - i < LANES) return changed | clip(n - i, m + i, v + i, turn->bound, turn->gamma, 0);
         int32_t found = 0;
-        for (int j = i; j < i + LANES; j++) found |= beyond(v[j], m[j], turn->watch, turn->gamma);
-        if (found) changed |= clip(LANES, m + i, v + i, turn->bound, turn->gamma);
+        for (int j = i; j < i + LANES; j++) found |= beyond(v[j], m[j], turn->watch, turn->gamma, 0);
+        if (found) changed |= clip(LANES, m + i, v + i, turn->bound, turn->gamma, 0);
     }
     return changed;
 }
@@ -362,7 +388,7 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
                  Power *power) {
     moments(n, p, g, m, s, x, turn->accumulate);
-    int changed = (turn->gamma != 1 || look(n, g, m, v, x->factor, turn->watch)) && guard(n, p, g, m, v, x, turn);
+    int changed = look_all(n, g, m, v, x->factor, turn) && guard(n, p, g, m, v, x, turn);
     if (x->brake && (x->coupled || x->belief))
         add_samples(n, p, g, m, v, x, turn->most, power);
     else if (x->brake)
@@ -480,11 +506,14 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     turn.gamma = turn.due ? x->new_gamma : clock ? clock[GAMMA] : x->gamma;
     turn.level = x->levels[tensor];
     turn.bound = turn.gamma > 0 ? x->clip * bias_correction1 : INFINITY;
+    turn.halves = turn.gamma == 0.5 || turn.gamma == 1 || turn.gamma == 1.5 || turn.gamma == 2 ? 2 * turn.gamma : 0;
     /* A little early: the exact test is the clip's. */
-    if (turn.gamma == 1)
-        turn.watch = turn.bound * (1 - 0x1p-20f);
+    if (turn.bound == INFINITY)
+        turn.watch = INFINITY;
+    else if (turn.halves)
+        turn.watch = clamp(pow(turn.bound, turn.halves % 2 ? turn.halves : turn.halves / 2), 0, FLT_MAX) * (1 - 0x1p-18f);
     else
-        turn.watch = turn.bound < INFINITY ? turn.gamma * log2(turn.bound) - ROUGH * (1 + turn.gamma) : INFINITY;
+        turn.watch = turn.gamma * log2(turn.bound) - ROUGH * (1 + turn.gamma);
     turn.decay = x->decoupled ? 1 - lr * x->weight_decay : 1;
     turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale_of(turn.level, turn.gamma) : 1);
     if (x->brake && !turn.due && turn.gamma > 0) {
