@@ -43,10 +43,10 @@ def printed(
     gamma: float = 1.0,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-16,
-    beta3: float = 0.5,
+    beta3: float | None = 0.5,
     growth: Growth = 2.0,
 ) -> tuple[list[Array], list[Array]]:
-    """Algorithm 1 with general a_n and beta3: theta_t and psi_t for t = 1, 2, ...
+    """Algorithm 1 with general a_n and beta3: theta_t and psi_t for t = 1, 2, ... beta3 None is not the paper's.
 
     Corrections: the momentum is divided by 1 - beta1^t (the paper prints beta2), the gradient is that of theta_{t-1},
     and the bias correction of s counts the steps of its own interval, a_n - a_{n-1}.
@@ -64,7 +64,8 @@ def printed(
         s = beta2 * s + (1 - beta2) * g**2
         if t in a:
             sigma = s / (1 - beta2 ** (t - last)) + eps
-            psi2 = sigma**gamma if psi2 is None else beta3 * psi2 + (1 - beta3) * sigma**gamma
+            kept = beta3 if beta3 is not None else (beta2 ** (t - last) - beta2**t) / (1 - beta2**t)
+            psi2 = sigma**gamma if psi2 is None else kept * psi2 + (1 - kept) * sigma**gamma
             s = np.zeros_like(s)
             last = t
         assert psi2 is not None
@@ -87,18 +88,22 @@ def closed_form_psi(
     gamma: float,
     beta2: float = 0.999,
     eps: float = 1e-16,
-    beta3: float = 0.5,
+    beta3: float | None = 0.5,
     growth: Growth = 2.0,
 ) -> Array:
     """psi_t = ( sum_j beta3^(n-j) (1 - beta3 [j > 1]) EMA^gamma(g^2 + eps; beta2) )^(1/2).
 
-    The sum runs over the n refreshes up to t, each EMA over its interval a_{j-1}+1 .. a_j.
+    The sum runs over the n refreshes up to t, each EMA over its interval a_{j-1}+1 .. a_j. With beta3 None each interval
+    weighs what the samples in it weigh in EMA(g^2; beta2) over all of them.
     """
     a = [0, *sorted(refresh_set(growth, len(gradients)))]
     n = len(a) - 1
     psi2 = np.zeros_like(gradients[0])
     for j, (before, here) in enumerate(pairwise(a), start=1):
-        weight = beta3 ** (n - j) * (1 - beta3 * (j > 1))
+        if beta3 is None:
+            weight = beta2 ** (a[-1] - here) * (1 - beta2 ** (here - before)) / (1 - beta2 ** a[-1])
+        else:
+            weight = beta3 ** (n - j) * (1 - beta3 * (j > 1))
         psi2 = psi2 + weight * ema([g**2 + eps for g in gradients[before:here]], beta2) ** gamma
     return np.sqrt(psi2)
 
@@ -120,7 +125,7 @@ class Guarded:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-16,
         weight_decay: float = 0.0,
-        beta3: float = 0.5,
+        beta3: float | None = 0.5,
         growth: Growth = 2.0,
         total_steps: int | None = None,
         window_tol: float = 2**-24,
@@ -194,17 +199,20 @@ class Guarded:
             # What belongs to another gamma has another unit: nothing of it can be mixed or kept.
             self.v = np.zeros_like(self.v)
         gamma = self.gamma_in_use = self.gamma
+        kept = self.beta3
+        if kept is None:  # the part of all samples' weight that is not in s
+            kept = max(0.0, 1 - self.w / (1 - self.betas[1] ** self.t))
         taught = (self.s > 0) & np.isfinite(self.s)
         sigma = self.s / self.w + self.eps
         sample = self.s / (1 - self.betas[1]) + self.eps  # all that a coordinate first seen at this refresh has
         if taught.any():
             mean = sigma[taught].mean()
-            self.level = mean if self.level == 0 else self.beta3 * self.level + (1 - self.beta3) * mean
+            self.level = mean if self.level == 0 else kept * self.level + (1 - kept) * mean
             sigma = np.maximum(np.where(unseen, sample, sigma), self.floor * mean)
 
         first = self.v == 0
         old = np.where(first, 1.0, self.v) ** -2
-        psi2 = np.where(first, sigma**gamma, self.beta3 * old + (1 - self.beta3) * sigma**gamma)
+        psi2 = np.where(first, sigma**gamma, kept * old + (1 - kept) * sigma**gamma)
         if gamma == 0:
             self.v = np.ones_like(self.v)
         elif self.touch:

@@ -97,6 +97,7 @@ OPTIONS = {
     "belief": {"statistic": "belief"},
     "no bias correction": {"bias_correction": False},
     "beta3 0": {"beta3": 0.0},
+    "beta3 None": {"beta3": None},
     "growth 1.5": {"growth": 1.5},
     "growth inf": {"growth": math.inf},
 }

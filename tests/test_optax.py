@@ -43,6 +43,7 @@ OPTIONS = {
     "no bias correction": {"bias_correction": False},
     "other betas": {"betas": (0.0, 0.75)},
     "beta3 0": {"beta3": 0.0},
+    "beta3 None": {"beta3": None},
     "beta3 0.9": {"beta3": 0.9},
     "growth 1.1": {"growth": 1.1},
     "one refresh": {"growth": math.inf},

@@ -13,7 +13,7 @@ from anon_optim._state import ENTRIES, fresh_state
 from oracle import Guarded, closed_form_psi, ema, printed
 
 GAMMAS = [-2.0, -1.0, -0.5, 0.0, 0.3, 0.5, 1.0, 1.1, 2.0]
-BETA3S = [0.0, 0.1, 0.5, 0.9]
+BETA3S = [0.0, 0.1, 0.5, 0.9, None]
 GROWTHS = [2.0, 1.1, 1.5, 3.0, math.inf, lambda t: 1.2 if t < 20 else 2.5]
 GROWTH_IDS = ["2", "1.1", "1.5", "3", "inf", "callable"]
 SHAPE = (6, 12)
@@ -131,6 +131,43 @@ def test_guarded_without_guards_is_printed(gamma):
     _, history = guarded_history(gradients, np.zeros(SHAPE), gamma=gamma, growth=1.5, **UNGUARDED)
     thetas, _ = printed(gradients, np.zeros(SHAPE), gamma=gamma, growth=1.5)
     assert_close(history, thetas, rel=1e-13)
+
+
+# With beta3=None the memory is beta2's alone
+
+
+def at_every_step(t):
+    return 1.0
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.8), (0.0, 0.0)])
+@pytest.mark.parametrize("path", [{"fused": True}, {"fused": False}, {"foreach": True}])
+def test_refreshed_at_every_step_with_adams_memory_it_is_adam(path, betas):
+    theta, gradients = random_theta(), heterogeneous_gradients(dense=True)
+    ours, theirs = (torch.nn.Parameter(torch.tensor(theta)) for _ in range(2))
+    options = {"lr": 0.01, "betas": betas, "eps": 0.0}
+    anon = Anon([ours], guard=None, growth=at_every_step, beta3=None, **options, **path)
+    adam = torch.optim.Adam([theirs], **options)
+    for g in gradients:
+        ours.grad, theirs.grad = torch.tensor(g), torch.tensor(g)
+        anon.step()
+        adam.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("by_hand", [(), (5, 23, 24, 50)])
+def test_at_a_refresh_psi_with_adams_memory_is_adams(by_hand):
+    """Also where somebody refreshes within an interval: no sample counts twice, and none is lost."""
+    p, gradients = torch.nn.Parameter(torch.zeros(SHAPE, dtype=torch.float64)), heterogeneous_gradients(dense=True)
+    opt = Anon([p], guard=None, beta3=None, eps=0.0)
+    for t, g in enumerate(gradients, start=1):
+        p.grad = torch.tensor(g)
+        opt.step()
+        if t in by_hand:
+            opt.refresh()
+        if t in by_hand or t in (1, 2, 4, 8, 16, 32, 64):
+            psi2 = opt.state[p]["preconditioner"].numpy() ** -2
+            np.testing.assert_allclose(psi2, ema([each**2 for each in gradients[:t]], 0.999), rtol=1e-9)
 
 
 # Anon against the oracle
@@ -304,6 +341,7 @@ PATH_VARIANTS = {
     "coupled decay": {"gamma": 1.0, "weight_decay": 0.1, "decoupled_weight_decay": False, "bias_correction": False},
     "maximize": {"gamma": 1.5, "maximize": True, "beta3": 0.0, "growth": 1.1},
     "once": {"gamma": 1.0, "growth": math.inf, "statistic": geometric_mean},
+    "Adam's memory": {"gamma": 1.5, "beta3": None, "growth": 1.25},
 }
 
 
@@ -477,6 +515,7 @@ CHANGES = {
     "touch off and on": (1.0, {5: {"touch": False}, 40: {"touch": True}}),
     "growth": (1.0, {5: {"growth": 1.1}, 40: {"growth": 2.0}}),
     "beta3": (1.0, {5: {"beta3": 0.0}, 20: {"beta3": 0.9}}),
+    "beta3 to None": (1.5, {5: {"beta3": None}, 40: {"beta3": 0.5}}),
     "betas": (1.0, {5: {"betas": (0.5, 0.75)}, 20: {"betas": (0.95, 0.99)}}),
     "weight decay": (1.0, {5: {"weight_decay": 0.5}, 20: {"weight_decay": 0.0}}),
 }

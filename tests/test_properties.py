@@ -13,7 +13,7 @@ from anon_optim import Anon, Guard, Storage
 
 GAMMAS = st.floats(-4.5, 4.5).map(lambda x: round(x, 3))
 GROWTHS = st.one_of(st.floats(1.001, 10.0), st.just(math.inf))
-BETA3S = st.floats(0.0, 0.999)
+BETA3S = st.floats(0.0, 0.999) | st.none()
 SHAPES = st.sampled_from([(), (0,), (1,), (3, 0), (5,), (1, 1, 2), (3, 4)])
 PATHS = {
     "single": {"foreach": False},

@@ -96,7 +96,9 @@ class Anon(Optimizer):
         eps: added to the second moment (on the squared scale, inside the root).
         weight_decay: decoupled from the gradient, or added to it if `decoupled_weight_decay` is False. lr grows as
             gamma falls; `lr * weight_decay > 1` is an error when decoupled.
-        beta3: weight of the old psi2 at a refresh, in [0, 1).
+        beta3: weight of the old psi2 at a refresh, in [0, 1). None leaves the memory to beta2: psi2 keeps what Adam's
+            average would keep of the samples before the interval, however short that is. With it and a growth near 1
+            gamma = 1 is Adam.
         growth: ratio of successive refresh times, a number above 1 (inf: only the first step) or a function of
             the step. A function must be pure; it stays out of the state dict.
         total_steps: the length of the run, if you know it. After its last refresh the second moment is dead: no step
@@ -139,7 +141,7 @@ class Anon(Optimizer):
         eps: float = 1e-16,
         weight_decay: float = 0.0,
         *,
-        beta3: float = 0.5,
+        beta3: float | None = 0.5,
         growth: Growth = 2.0,
         total_steps: int | None = None,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
@@ -196,7 +198,7 @@ class Anon(Optimizer):
         eps: float = 1e-16,
         weight_decay: float = 0.0,
         *,
-        beta3: float = 0.5,
+        beta3: float | None = 0.5,
         growth: Growth = 2.0,
         total_steps: int | None = None,
         statistic: Statistic = "gradient",
@@ -246,7 +248,7 @@ class Anon(Optimizer):
         gamma: float = -0.1,
         *,
         beta2: float = 0.999,
-        beta3: float = 0.5,
+        beta3: float | None = 0.5,
         growth: Growth = 2.0,
         total_steps: int | None = None,
         guard: Guard | None = Guard(),  # noqa: B008
@@ -455,7 +457,8 @@ class Anon(Optimizer):
                 if not state or p.numel() == 0 or state["weight"].item() == 0:
                     continue
                 v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
-                refreshed = _idu.refresh(v.to(s.dtype), s, state["weight"], state["level"], rule, state["gamma"].item())
+                gamma, t = state["gamma"].item(), state["step"].item()
+                refreshed = _idu.refresh(v.to(s.dtype), s, state["weight"], state["level"], rule, gamma, t)
                 write_((v, state["level"]), refreshed)
                 start_brake_(state["brake"], s, state["weight"], *refreshed, rule.gamma)
                 forget_what_was_seen(state["preconditioner"])
@@ -530,7 +533,7 @@ class Anon(Optimizer):
             v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
             bias_correction2 = torch.tensor(1 - beta2**t, dtype=s.dtype)
             # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
-            refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan)
+            refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan, t)
             write_((v, state["level"]), refreshed)
             start_brake_(state["brake"], s, bias_correction2, *refreshed, rule.gamma)
             s.zero_()

@@ -46,7 +46,7 @@ CHECKS: dict[str, Check] = {
     "gamma": (_finite, "a finite number"),
     "eps": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
-    "beta3": BELOW_ONE,
+    "beta3": (lambda x: x is None or BELOW_ONE[0](x), f"None or {BELOW_ONE[1]}"),
     "growth": (
         lambda x: (callable(x) and isinstance(x, Hashable)) or (_is_number(x) and x > 1),
         "a number > 1 (inf: one refresh) or a hashable function",

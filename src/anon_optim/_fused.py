@@ -27,7 +27,7 @@ ROWS = ("param", "grad", "exp_avg", "exp_avg_sq", "preconditioner")
 
 
 class Numbers(NamedTuple):
-    """What a kernel needs to know of one step beside the tensors; a device clock replaces the last four."""
+    """What a kernel needs to know of one step beside the tensors; a device clock replaces the last five."""
 
     rule: Rule
     lr: float
@@ -47,6 +47,8 @@ class Numbers(NamedTuple):
     """The gamma of the preconditioner in use."""
     changed: bool
     """Whether this refresh is the first of another gamma."""
+    total_weight: float
+    """Of all samples so far, for `_idu.memory`; 0 where beta3 is a number."""
     accumulate: bool
 
     def has_brake(self, due: bool, by_device: bool) -> bool:
@@ -347,6 +349,10 @@ def _numbers(o: StepOptions, factor: Tensor | None, **clock: Any) -> Numbers:
     )
 
 
+def _total_weight(o: StepOptions, t: float | Tensor) -> float | Tensor:
+    return _idu.total_weight(o.beta2, t) if o.rule.beta3 is None else 0.0
+
+
 def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Tensor | None) -> None:
     batch.steps.add_(1)
     t = int(batch.steps[0].item())
@@ -362,6 +368,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
         gamma=gamma,
         changed=gamma != o.rule.gamma,
+        total_weight=float(_total_weight(o, t)),
         accumulate=accumulate,
     )
     launch(batch, numbers, due=due, clock=None)
@@ -398,10 +405,12 @@ def _step_by_device_clock(
         gammas,
         weights,
         batch.gammas != o.rule.gamma,
-        one,
+        _total_weight(o, steps) * one,
     ]
     clock = torch.stack([column.to(torch.float32) for column in columns], dim=1)
-    numbers = _numbers(o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, accumulate=True)
+    numbers = _numbers(
+        o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, total_weight=0.0, accumulate=True
+    )
     launch(batch, numbers, due=True, clock=clock)
     batch.weights.copy_(torch.where(due, 0.0, weights))
     batch.gammas.copy_(gammas)

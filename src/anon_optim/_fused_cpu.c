@@ -23,7 +23,7 @@
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
 enum { FORESEEN, AVERAGE, EXCESS };
-enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, CLOCK_COLUMNS = 8 };
+enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, TOTAL_WEIGHT, CLOCK_COLUMNS };
 
 /* Total and count of s over one block, where it is positive and finite. */
 typedef struct {
@@ -48,7 +48,9 @@ typedef struct {
     int64_t n_tensors, n_elements, grain, next;
     int64_t braked;             /* a tensor of fewer elements has no brake */
     uint64_t seed;
-    double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, beta3, clip, floor;
+    double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, beta3;
+    double total_weight; /* of all samples so far, where psi2 remembers as Adam does; else 0 */
+    double clip, floor;
     double tail; /* a coordinate counts at most so many times the power foreseen */
     int32_t threads, param_dtype, grad_dtype, preconditioner_dtype;
     int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic, brake;
@@ -59,7 +61,7 @@ typedef struct {
     int due, accumulate, changed;
     int halves; /* 2 gamma, where that is 1, 2, 3 or 4; else 0 */
     float bound, watch, decay, step_size, most; /* bound: infinite where nothing is clipped */
-    double gamma, level, mean, inverse_weight;
+    double gamma, level, mean, inverse_weight, beta3;
 } Turn;
 
 /* Numbers of 16 bits. */
@@ -400,7 +402,7 @@ INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, 
 /* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later. With v = psi^-1 the latter is
    v <- v / sqrt(beta3 + (1 - beta3) sigma^gamma v^2). In s of an unseen coordinate there is one sample. */
 INLINE void recursion(int n, const float *restrict s, float *restrict v, const Step *x, const Turn *turn) {
-    double gamma = x->new_gamma, beta3 = x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
+    double gamma = x->new_gamma, beta3 = turn->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
     double least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
     float kept = turn->changed ? 0 : 1;
     int waits = x->touch;
@@ -424,7 +426,7 @@ INLINE float clamp_normal(float x) {
 /* The same at gamma = 1, where float32 is enough: 1/sqrt(sigma) is far from its limits. What is small beside
    (1 - beta3) sigma v^2 is left out before that overflows. */
 INLINE void recursion_of_adam(int n, const float *restrict s, float *restrict v, const Step *x, const Turn *turn) {
-    float beta3 = x->beta3, rest = 1 - x->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
+    float beta3 = turn->beta3, rest = 1 - turn->beta3, eps = x->eps, inverse_weight = turn->inverse_weight;
     float least = x->floor * turn->mean, one_sample = 1 / (1 - x->beta2);
     float kept = turn->changed ? 0 : 1;
     int waits = x->touch;
@@ -444,7 +446,7 @@ INLINE void recursion_of_adam(int n, const float *restrict s, float *restrict v,
 static void refresh(int n, const float *m, float *s, float *v, const Step *x, const Turn *turn, Power *power) {
     if (x->new_gamma == 0)
         for (int i = 0; i < n; i++) v[i] = 1;
-    else if (x->new_gamma == 1 && x->beta3 > 1e-6)
+    else if (x->new_gamma == 1 && turn->beta3 > 1e-6)
         recursion_of_adam(n, s, v, x, turn);
     else
         recursion(n, s, v, x, turn);
@@ -497,6 +499,18 @@ static void *element(const Step *x, int row, int64_t tensor, int64_t i, int dtyp
     return (char *)address(x, row, tensor) + i * (dtype == FLOAT32 ? 4 : 2);
 }
 
+static double weight_of(const Step *x, int64_t tensor) {
+    return x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
+}
+
+/* beta3 of a refresh. */
+static double memory(const Step *x, int64_t tensor) {
+    double total = x->clock ? x->clock[tensor * CLOCK_COLUMNS + TOTAL_WEIGHT] : x->total_weight;
+    if (total == 0) return x->beta3;
+    double kept = 1 - weight_of(x, tensor) / total;
+    return kept > 0 ? kept : 0;
+}
+
 static Turn turn_of(const Step *x, int64_t tensor) {
     const float *clock = x->clock ? x->clock + tensor * CLOCK_COLUMNS : 0;
     Turn turn = {.due = clock ? clock[DUE] > 0 : x->due,
@@ -523,7 +537,8 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     }
     if (turn.due) {
         turn.mean = x->means[tensor];
-        turn.inverse_weight = 1.0 / (clock ? clock[WEIGHT] : x->weights[tensor]);
+        turn.inverse_weight = 1 / weight_of(x, tensor);
+        turn.beta3 = memory(x, tensor);
     }
     return turn;
 }
@@ -604,14 +619,14 @@ static void moments_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t
 /* The mean of sigma, and the level, in a fixed order. */
 static void level_of(const Step *x, int64_t tensor) {
     if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
-    double weight = x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
+    double weight = weight_of(x, tensor), beta3 = memory(x, tensor);
     double total = 0, count = 0;
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) {
         total += x->sums[b].total;
         count += x->sums[b].count;
     }
     double mean = x->means[tensor] = count > 0 ? total / count / weight + x->eps : 0, level = x->levels[tensor];
-    double mixed = level > 0 ? x->beta3 * level + (1 - x->beta3) * mean : mean;
+    double mixed = level > 0 ? beta3 * level + (1 - beta3) * mean : mean;
     if (mean > 0) x->levels[tensor] = clamp(mixed, FLT_MIN, FLT_MAX);
 }
 

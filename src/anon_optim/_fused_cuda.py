@@ -24,7 +24,8 @@ WARPS = 4
 TAIL = tl.constexpr(_idu.TAIL)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-CLOCK = {"due": 0, "accumulate": 1, "bias_correction1": 2, "lr": 3, "gamma": 4, "weight": 5, "changed": 6}
+CLOCK_COLUMNS = ("due", "accumulate", "bias_correction1", "lr", "gamma", "weight", "changed", "total_weight")
+CLOCK = {name: place for place, name in enumerate(CLOCK_COLUMNS)}
 """The columns of a batch's clock where the device keeps it (`DEVICE_CLOCK`). `due` is 1 for a refresh step, 0 for a
 step between refreshes, -1 for a step that AMP skips."""
 
@@ -81,6 +82,13 @@ def _mix(log_old, log_new, first, beta3):
     b = log_new + tl.log2(1.0 - beta3)
     top = tl.maximum(a, b)
     return tl.where(first, log_new, top + tl.log2(tl.exp2(a - top) + tl.exp2(b - top)))
+
+
+@triton.jit
+def _memory(beta3, weight, total_weight):
+    """beta3 of a refresh; see `_idu.memory`."""
+    kept = tl.maximum(1.0 - weight / tl.where(total_weight > 0, total_weight, 1.0), 0.0)
+    return tl.where(total_weight > 0, kept, beta3)
 
 
 @triton.jit
@@ -322,15 +330,17 @@ def _moments_kernel(
 
 @triton.jit
 def _levels_kernel(
-    partials, first_block, clock, means, levels, unseens, n_blocks, beta3, DEVICE_CLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    partials, first_block, clock, weights, means, levels, unseens, n_blocks, beta3, total_weight,
+    DEVICE_CLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Second of a refresh: each tensor's mean of sigma, and its level, from the blocks' sums in a fixed order."""
     tensor = tl.program_id(0)
     due = 1.0
     if DEVICE_CLOCK:
         due = tl.load(clock + tensor * 8 + 0)
+        total_weight = tl.load(clock + tensor * 8 + 7)
     if due > 0:
+        kept = _memory(beta3, tl.load(weights + tensor), total_weight)
         begin = tl.load(first_block + tensor)
         end = tl.load(first_block + tensor + 1)
         total = tl.zeros((CHUNK,), tl.float32)
@@ -343,7 +353,7 @@ def _levels_kernel(
             begin += CHUNK
         mean = tl.sum(total) / tl.maximum(tl.sum(count), 1.0)
         level = tl.load(levels + tensor)
-        mixed = _normal(tl.where(level > 0, beta3 * level + (1.0 - beta3) * mean, mean))
+        mixed = _normal(tl.where(level > 0, kept * level + (1.0 - kept) * mean, mean))
         tl.store(means + tensor, mean)
         tl.store(unseens + tensor, 0)  # until a block of the refresh finds one
         tl.store(levels + tensor, tl.where(mean > 0, mixed, level))
@@ -383,7 +393,8 @@ def _refresh_block(
 @triton.jit
 def _refresh_kernel(
     table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, levels, powers, unseens,
-    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, beta3, clip, floor,
+    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, beta3, total_weight,
+    clip, floor,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
     BRAKE: tl.constexpr, LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
@@ -403,6 +414,7 @@ def _refresh_kernel(
             bias_correction1 = tl.load(clock + tensor * 8 + 2)
             lr = tl.load(clock + tensor * 8 + 3)
             changed = tl.load(clock + tensor * 8 + 6)
+            total_weight = tl.load(clock + tensor * 8 + 7)
         if due > 0:
             p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
             m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
@@ -412,17 +424,18 @@ def _refresh_kernel(
             bound = clip * bias_correction1
             mean = tl.load(means + tensor)
             weight = tl.load(weights + tensor)
+            kept = _memory(beta3, weight, total_weight)
             decay = 1.0
             if DECOUPLED:
                 decay = 1.0 - lr * weight_decay
             position = block.to(tl.int64) * BLOCK - start
             if start + BLOCK <= n:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position,
+                               changed, mean, weight, one_minus_beta2, eps, kept, floor, seed, position,
                                powers + block, TOUCH, CLIP, BRAKE, STOCHASTIC, True, BLOCK)  # fmt: skip
             else:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position,
+                               changed, mean, weight, one_minus_beta2, eps, kept, floor, seed, position,
                                powers + block, TOUCH, CLIP, BRAKE, STOCHASTIC, False, BLOCK)  # fmt: skip
         block += tl.num_programs(0)
 
@@ -540,7 +553,7 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         )  # fmt: skip
     if not due:
         return
-    gamma, beta3, changed = float(rule.gamma), float(rule.beta3), float(x.changed)
+    gamma, beta3, changed = float(rule.gamma), float(rule.beta3 or 0.0), float(x.changed)
     weights, any_due, programs = batch.weights, nothing, n_blocks
     if clock is not None:
         weights = clock[:, CLOCK["weight"]].contiguous()
@@ -558,13 +571,14 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     )  # fmt: skip
     _run(
         _levels_kernel, n_tensors, batch,
-        (partials, batch.first_block, clock_ptr, means, batch.levels, batch.unseens, n_blocks, beta3),
+        (partials, batch.first_block, clock_ptr, weights, means, batch.levels, batch.unseens, n_blocks, beta3,
+         x.total_weight),
         {"DEVICE_CLOCK": clock is not None, "CHUNK": 1024},
     )  # fmt: skip
     _run(
         _refresh_kernel, programs, batch,
         (*tensors, clock_ptr, any_due, seed, means, weights, batch.levels, batch.powers, batch.unseens,
          n_tensors, n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps, beta3,
-         float(rule.clip), float(rule.floor)),
+         x.total_weight, float(rule.clip), float(rule.floor)),
         {**dtypes, **update},
     )  # fmt: skip

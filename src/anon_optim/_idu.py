@@ -30,7 +30,8 @@ class Rule(NamedTuple):
     gamma: float
     eps: float
     beta2: float
-    beta3: float
+    beta3: float | None
+    """None: as `memory` says."""
     clip: float
     floor: float
     touch: bool
@@ -184,14 +185,31 @@ def _finite_positive(x: Tensor) -> Tensor:
 # sigma^gamma leaves float32 at |gamma| = 2.4, its logarithm does not.
 
 
-def _mix(log_old: Tensor, log_new: Tensor, beta3: float, first: Tensor) -> Tensor:
-    if beta3 == 0:
+def total_weight(beta2: float, t: float | Tensor) -> float | Tensor:
+    """Of all samples up to step t: 1 - beta2^t."""
+    rate = math.log(beta2) if beta2 > 0 else -math.inf
+    return -torch.expm1(t * rate) if isinstance(t, Tensor) else -math.expm1(t * rate)
+
+
+def memory(rule: Rule, w: Tensor, t: float | Tensor) -> float | Tensor:
+    """beta3 at a refresh of step t. None leaves to psi2 what Adam's average leaves to the samples that s, of weight w,
+    does not hold: then psi2 at gamma = 1 is Adam's second moment, as it stood at the refresh."""
+    if rule.beta3 is not None:
+        return rule.beta3
+    return (1 - w / total_weight(rule.beta2, t)).clamp(min=0)
+
+
+def _mix(log_old: Tensor, log_new: Tensor, beta3: float | Tensor, first: Tensor) -> Tensor:
+    if isinstance(beta3, Tensor):
+        log_kept, log_rest = beta3.log(), (-beta3).log1p()
+    elif beta3 == 0:
         return log_new
-    mixed = torch.logaddexp(log_old + math.log(beta3), log_new + math.log1p(-beta3))
-    return torch.where(first, log_new, mixed)
+    else:
+        log_kept, log_rest = math.log(beta3), math.log1p(-beta3)
+    return torch.where(first, log_new, torch.logaddexp(log_old + log_kept, log_new + log_rest))
 
 
-def _mix_level(level: Tensor, mean: Tensor, beta3: float) -> Tensor:
+def _mix_level(level: Tensor, mean: Tensor, beta3: float | Tensor) -> Tensor:
     """Like psi2 at gamma = 1; kept as it is where nothing was learnt (mean = 0)."""
     limits = torch.finfo(level.dtype)
     mixed = torch.where(level > 0, beta3 * level + (1 - beta3) * mean, mean).clamp(limits.tiny, limits.max)
@@ -207,9 +225,9 @@ def scale_of(level: Tensor, gamma: float | Tensor) -> Tensor:
 
 
 def refresh(
-    v: Tensor, s: Tensor, w: Tensor, level: Tensor, rule: Rule, gamma_before: float | Tensor
+    v: Tensor, s: Tensor, w: Tensor, level: Tensor, rule: Rule, gamma_before: float | Tensor, t: float | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The preconditioner and the level after a refresh from `s` and `w`."""
+    """The preconditioner and the level after a refresh of step t, from `s` and `w`."""
     # A coordinate first seen on this very step has one sample in s; the steps before taught nothing.
     first_seen = v == 0
     # What was made with another gamma is worth nothing: the recursion starts anew.
@@ -217,14 +235,15 @@ def refresh(
     sigma = s / w + rule.eps
     taught = _finite_positive(s)
     mean = _mean(sigma, taught)
-    level = _mix_level(level, mean, rule.beta3)
+    beta3 = memory(rule, w, t)
+    level = _mix_level(level, mean, beta3)
     if rule.gamma == 0:
         return torch.ones_like(v), level
 
     sigma = torch.where(first_seen, s / (1 - rule.beta2) + rule.eps, sigma)
     if rule.floor > 0:
         sigma = torch.maximum(sigma, rule.floor * mean)
-    log_psi2 = _mix(-2 * _log(v), rule.gamma * _log(sigma), rule.beta3, v == 0)
+    log_psi2 = _mix(-2 * _log(v), rule.gamma * _log(sigma), beta3, v == 0)
     refreshed = _exp(-log_psi2 / 2)
     if rule.marks_unseen:  # an interval without gradient teaches nothing
         refreshed = torch.where(taught, refreshed, v)

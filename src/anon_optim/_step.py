@@ -113,6 +113,7 @@ class Clock(NamedTuple):
     gamma: float | Tensor
     """The gamma that the preconditioner in use was made with."""
     bias_correction1: float | Tensor
+    step: float | Tensor
 
 
 def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o: StepOptions) -> Clock:
@@ -123,6 +124,7 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
             accumulate=_idu.accumulates_on_device(step, next_use, o.lazy),
             gamma=gamma,
             bias_correction1=1 - o.beta1 ** step.to(dtype) if o.bias_correction else 1.0,
+            step=step.to(dtype),
         )
     t = int(step.item())
     return Clock(
@@ -130,6 +132,7 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
         accumulate=_idu.accumulates(t, o.growth, o.lazy),
         gamma=gamma.item(),
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
+        step=t,
     )
 
 
@@ -160,7 +163,7 @@ def preconditioned(
     `preconditioner` is the state's own tensor, whatever the view or precision that `v` has of it."""
     gamma: Any = clock.gamma
     if clock.due is not False:
-        refreshed = _idu.refresh(v, exp_avg_sq, weight, level, rule, gamma)
+        refreshed = _idu.refresh(v, exp_avg_sq, weight, level, rule, gamma, clock.step)
         v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, (v, level), strict=True))
         gamma = rule.gamma if clock.due is True else torch.where(clock.due, rule.gamma, gamma)
     if clock.due is True:

@@ -54,7 +54,7 @@ def scale_by_anon(
     b2: Number = 0.999,
     eps: Number = 1e-16,
     *,
-    b3: Number = 0.5,
+    b3: Number | None = 0.5,
     growth: Growth | Array = 2.0,
     guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
     lr_scale: str | None = None,
@@ -76,7 +76,7 @@ def scale_by_anon(
     - `gamma`: the adaptivity: 0 is momentum SGD, 1 like Adam. A change takes effect at the next refresh.
     - `b1`, `b2`: decay of the averages of the gradient and of its square.
     - `eps`: added to the second moment, on the squared scale.
-    - `b3`: weight of the old psi2 at a refresh.
+    - `b3`: weight of the old psi2 at a refresh; None: what Adam's average would keep, (b2^n - b2^t) / (1 - b2^t).
     - `growth`: ratio of successive refresh times, or a function of the step; inf: only the first step.
     - `guard`: see :class:`anon_optim.Guard`; None gives the printed algorithm.
     - `lr_scale`: "tensor" divides the update of each array by mean(sigma)^((1 - gamma)/2), so that the learning rate
@@ -97,8 +97,9 @@ def scale_by_anon(
     entries = {"gamma": gamma, "eps": eps, "growth": growth, "lr_scale": lr_scale, "statistic": statistic}
     for name, value in entries.items():
         _check(name, value, CHECKS[name])
-    for name, value in {"b1": b1, "b2": b2, "b3": b3}.items():
+    for name, value in {"b1": b1, "b2": b2}.items():
         _check(name, value, BELOW_ONE)
+    _check("b3", b3, CHECKS["beta3"])
     step = partial(_step, _Rule(gamma, b1, b2, eps, b3, guard, lr_scale, statistic, bias_correction))
     after = _schedule(growth)
 
@@ -130,7 +131,7 @@ def anon(
     weight_decay: Number = 0.0,
     mask: Any = None,
     *,
-    b3: Number = 0.5,
+    b3: Number | None = 0.5,
     growth: Growth | Array = 2.0,
     guard: Guard | None = Guard(),  # noqa: B008
     lr_scale: str | None = None,
@@ -210,7 +211,7 @@ class _Rule(NamedTuple):
     b1: Number
     b2: Number
     eps: Number
-    b3: Number
+    b3: Number | None
     guard: Guard
     lr_scale: str | None
     statistic: Statistic
@@ -225,6 +226,8 @@ class _Clock(NamedTuple):
     due: bool
     """Known when a step is traced, because a refresh and the steps between are two programs."""
     w: Array
+    total_weight: Array
+    """Of all samples so far."""
     bias_correction1: Number
     gamma_before: Array
     gamma: Array
@@ -241,7 +244,7 @@ class _Leaf(NamedTuple):
     brake: Array
 
 
-def _narrow(number: Number, dtype: Any) -> Number:
+def _narrow(number: Any, dtype: Any) -> Any:
     return number.astype(dtype) if isinstance(number, jax.Array) else number
 
 
@@ -286,7 +289,8 @@ def _step(
     count, refreshed, gamma_before, *trees = state
     gamma = jnp.asarray(rule.gamma, gamma_before.dtype) if due else gamma_before
     bias_correction1 = _weight(rule.b1, count) if rule.bias_correction else 1.0
-    clock = _Clock(due, _weight(rule.b2, count - refreshed), bias_correction1, gamma_before, gamma)
+    weights = _weight(rule.b2, count - refreshed), _weight(rule.b2, count)
+    clock = _Clock(due, *weights, bias_correction1, gamma_before, gamma)
     grads, tree = jax.tree.flatten(updates)
     leaves = map(_Leaf._make, zip(*map(tree.flatten_up_to, trees), strict=True))
     stepped = [_step_one(rule, clock, g, leaf) for g, leaf in zip(grads, leaves, strict=True)]
@@ -359,12 +363,15 @@ def _refresh(rule: _Rule, clock: _Clock, nu: Array, w: Array, v: Array, level: A
     sigma = nu / w + rule.eps
     taught = _finite_positive(nu)
     mean = jnp.where(taught, sigma, 0).sum() / jnp.maximum(taught.sum(), 1).astype(v.dtype)
-    level = _mix_level(level, mean, rule.b3)
+    b3 = rule.b3
+    if b3 is None:
+        b3 = jnp.maximum(1 - w / clock.total_weight.astype(w.dtype), 0)
+    level = _mix_level(level, mean, b3)
 
     sigma = jnp.where(first_seen, nu / (1 - rule.b2) + rule.eps, sigma)
     sigma = jnp.maximum(sigma, guard.floor * mean)
     new = gamma * _log(sigma)
-    mixed = jnp.logaddexp(-2 * _log(v) + jnp.log(rule.b3), new + jnp.log1p(-rule.b3))
+    mixed = jnp.logaddexp(-2 * _log(v) + jnp.log(b3), new + jnp.log1p(-b3))
     refreshed = _exp(jnp.where(v == 0, new, mixed) / -2)
     if guard.touch:
         refreshed = jnp.where(taught, refreshed, v)

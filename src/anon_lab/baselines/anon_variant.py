@@ -48,7 +48,7 @@ class AnonVariant(Anon):
         eps: float = 1e-16,
         weight_decay: float = 0.0,
         *,
-        beta3: float = 0.5,
+        beta3: float | None = 0.5,
         growth: Growth = 2.0,
         guard: Guard | None = Guard(),  # noqa: B008 - frozen, so sharing it is safe
         decoupled_weight_decay: bool = True,
@@ -62,6 +62,8 @@ class AnonVariant(Anon):
             raise ValueError(f"Invalid clips: {clips!r}, expected one of {', '.join(CLIPS)}")
         if drift is not None and not drift > 1:
             raise ValueError(f"Invalid drift: {drift}, expected a number above 1")
+        if rise and beta3 is None:
+            raise ValueError("Invalid beta3: None, expected a number with rise=True")
         if rows and guard is not None and guard.brake:
             raise ValueError("Invalid rows: True, expected False with Guard(brake=True)")
         super().__init__(
@@ -163,8 +165,8 @@ class AnonVariant(Anon):
         kept = v, level = state["preconditioner"], state["level"]
         gamma: Any = clock.gamma
         if clock.due is not False:
-            refresh = torch.vmap(_idu.refresh, (0, 0, None, 0, None, None)) if self._has_rows(p) else _idu.refresh
-            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], level, rule, gamma)
+            refresh = torch.vmap(_idu.refresh, (0, 0, None, 0, None, None, None)) if self._has_rows(p) else _idu.refresh
+            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], level, rule, gamma, clock.step)
             v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
         if rule.touch and clock.due is not True and rule.gamma != 0:
             v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma))
@@ -178,6 +180,7 @@ class AnonVariant(Anon):
         else:
             t = int(step.item())
             after, before = t + _idu.steps_to_refresh(t, o.growth), _idu.refresh_times(t, o.growth)[-1]
+        assert o.rule.beta3 is not None
         part = (1 - o.rule.beta3) * (step - before) / (after - before)
         new = (s / w + o.rule.eps) ** o.rule.gamma
         return torch.minimum(v, ((1 - part) / (v * v) + part * new).rsqrt())
