@@ -93,7 +93,7 @@ def closed_form_psi(
 ) -> Array:
     """psi_t = ( sum_j beta3^(n-j) (1 - beta3 [j > 1]) EMA^gamma(g^2 + eps; beta2) )^(1/2).
 
-    The sum runs over the n refreshes up to t, each EMA over its interval a_{j-1}+1 .. a_j. With beta3 None each interval
+    The sum runs over the n refreshes up to t, each EMA over its interval a_{j-1}+1 .. a_j. With beta3 None an interval
     weighs what the samples in it weigh in EMA(g^2; beta2) over all of them.
     """
     a = [0, *sorted(refresh_set(growth, len(gradients)))]

@@ -834,6 +834,9 @@ def test_other_refresh_times_are_another_method() -> None:
     assert (default.label, fresher.label) == ("γ 1", "γ 1, growth 1.25")
     assert default == _across.Method.of({"gamma": 1.0}) != fresher
     assert (default.found_on, fresher.found_on) == ((), ("diffusion 16px",))
+    remembering = _across.Method.of({"gamma": 1.0, "growth": 1.25, "beta3": None})
+    assert remembering.label == "γ 1, growth 1.25, Adam's memory"
+    assert len({default, fresher, remembering}) == 3 == len(sorted([remembering, default, fresher]))
     assert _across.Method.of({"gamma": 1.5, "lr_scale": "tensor"}).found_on == ("zipf", "gpt 1m")
 
 

@@ -27,22 +27,25 @@ class Test(NamedTuple):
 
 class Method(NamedTuple):
     """What adds up: the same gamma with and without `lr_scale` are two, except at 1, where that changes nothing, and so
-    it is with other refresh times than the default's."""
+    it is with other refresh times than the default's, and with Adam's memory."""
 
     gamma: float
     scaled: bool
     growth: float = anon_defaults()["growth"]
+    adams_memory: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Method":
         gamma = settings["gamma"]
         scaled = gamma != 1 and settings.get("lr_scale") is not None
-        return cls(gamma, scaled, settings.get("growth", anon_defaults()["growth"]))
+        settings = {**anon_defaults(), **settings}
+        return cls(gamma, scaled, settings["growth"], settings["beta3"] is None)
 
     @property
     def label(self) -> str:
         growth = "" if self.growth == anon_defaults()["growth"] else f", growth {self.growth:g}"
-        return f"γ {self.gamma:g}{growth}{SCALED if self.scaled else ''}"
+        memory = ", Adam's memory" if self.adams_memory else ""
+        return f"γ {self.gamma:g}{growth}{memory}{SCALED if self.scaled else ''}"
 
     @property
     def found_on(self) -> tuple[str, ...]:
@@ -81,7 +84,11 @@ class Across:
 
 Weight = tuple[float, int, int]
 """Length in epochs and in steps (on one network all are in the same), then seeds of the side that has fewer."""
-FOUND_ON = {"γ 1.5": ("zipf", "gpt 1m"), "γ 1, growth 1.25": ("diffusion 16px",)}
+FOUND_ON = {
+    "γ 1.5": ("zipf", "gpt 1m"),
+    "γ 1, growth 1.25": ("diffusion 16px",),
+    "γ 1, growth 1.25, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
+}
 """Tasks on which a method was singled out, and so have no say in what it adds up to."""
 
 
