@@ -151,6 +151,7 @@ class Guarded:
         self.t = 0
         self.m, self.s, self.v = (np.zeros_like(self.theta) for _ in range(3))
         self.w = self.level = 0.0
+        self.weights: list[float] = []  # in Adam's average, of each sample that psi is made of
         self.foreseen = self.average = 0.0
         self.excess = 1.0
         self.gamma_in_use = gamma
@@ -169,6 +170,8 @@ class Guarded:
         stat = self._statistic(g)
         if self.touch and self.gamma != 0:
             stat = np.where(raw == 0, 0.0, stat)
+        if self.beta3 is None:
+            self.weights = [beta2 * each for each in self.weights]
         if self._counts():
             self.s = beta2 * self.s + (1 - beta2) * stat
             self.w = beta2 * self.w + (1 - beta2)
@@ -198,10 +201,12 @@ class Guarded:
         if self.gamma_in_use != self.gamma:
             # What belongs to another gamma has another unit: nothing of it can be mixed or kept.
             self.v = np.zeros_like(self.v)
-        gamma = self.gamma_in_use = self.gamma
         kept = self.beta3
-        if kept is None:  # the part of all samples' weight that is not in s
-            kept = max(0.0, 1 - self.w / (1 - self.betas[1] ** self.t))
+        if kept is None:
+            kept = sum(self.weights) / (sum(self.weights) + self.w)
+        known = self.weights if self.gamma_in_use == self.gamma else []
+        self.weights = [*known, self.w] if self.beta3 is None else [1.0]
+        gamma = self.gamma_in_use = self.gamma
         taught = (self.s > 0) & np.isfinite(self.s)
         sigma = self.s / self.w + self.eps
         sample = self.s / (1 - self.betas[1]) + self.eps  # all that a coordinate first seen at this refresh has

@@ -114,7 +114,7 @@ def a_parameter_is_cut(optimizer):
         state[name] = state[name][:4]
 
 
-ENTRIES = ("exp_avg", "exp_avg_sq", "preconditioner", "step", "weight", "gamma", "level", "brake")
+ENTRIES = ("exp_avg", "exp_avg_sq", "preconditioner", "step", "weight", "memory", "gamma", "level", "brake")
 CHANGES = [
     a_parameter_is_appended,
     a_parameter_is_replaced,

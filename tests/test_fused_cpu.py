@@ -320,6 +320,28 @@ def test_the_clip_finds_whom_it_concerns_anywhere_in_float32(gamma, clip):
     torch.testing.assert_close(opt.state[p]["preconditioner"].double(), expected, rtol=(8 * gamma + 8) * U, atol=0)
 
 
+@pytest.mark.parametrize("brake", [False, True])
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 1.1, 1.5, 2.0])
+def test_the_clip_finds_a_single_coordinate(gamma, brake):
+    """128 at a time are looked at at once: row after row has one place that is 0.1 % beyond the clip, or within it."""
+    n = 128
+    size = torch.logspace(-12, 12, n, dtype=torch.float64).float()
+    limit = (0.5 / size.double()) ** gamma
+    for share, moves in ((1.001, True), (0.999, False)):
+        v = (limit[:, None] * torch.where(torch.eye(n, dtype=torch.bool), share, 0.9)).float()
+        p = torch.nn.Parameter(torch.zeros(n, n))
+        opt = fused([p], lr=0.0, gamma=gamma, betas=(0.0, 0.999), growth=float("inf"), guard=Guard(brake=brake))
+        p.grad = size[:, None].expand(n, n).contiguous()
+        opt.step()
+        opt.state[p]["preconditioner"].copy_(v)
+        opt.step()
+        after = opt.state[p]["preconditioner"]
+        assert torch.equal(after != v, torch.eye(n, dtype=torch.bool) & moves)
+        torch.testing.assert_close(
+            after.double().amax(1) / limit, torch.full((n,), min(share, 1.0)).double(), rtol=32 * U, atol=0
+        )
+
+
 # Against the single-tensor path
 
 

@@ -150,12 +150,13 @@ def test_at_gamma_0_is_a_recipe_for_sgd(x64):
 # Numbers that change.
 
 
-def test_gamma_and_lr_may_change(x64):
+@pytest.mark.parametrize("beta3", [0.5, None])
+def test_gamma_and_lr_may_change(beta3, x64):
     gradients, theta = heterogeneous_gradients(), random_theta()
     changes = {10: {"gamma": 0.5, "lr": 0.02}, 30: {"gamma": 0.0}, 50: {"gamma": 1.5}}
-    _, expected = guarded_history(gradients, theta, changes, lr=0.01, gamma=1.0)
+    _, expected = guarded_history(gradients, theta, changes, lr=0.01, gamma=1.0, beta3=beta3)
 
-    optimizer = optax.inject_hyperparams(anon)(learning_rate=0.01, gamma=1.0)
+    optimizer = optax.inject_hyperparams(anon)(learning_rate=0.01, gamma=1.0, b3=beta3)
     update = jax.jit(optimizer.update)
     params = jnp.array(theta)
     state, thetas = optimizer.init(params), []

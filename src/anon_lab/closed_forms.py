@@ -124,11 +124,15 @@ def adabelief(
     return e / (f + eps * f.sqrt())
 
 
+def _ends(gradients: Sequence[Tensor], growth: float) -> list[int]:
+    """Of the intervals between refreshes, after a 0."""
+    return [0, *(t for t in range(1, len(gradients) + 1) if is_refresh(t, growth))]
+
+
 def _interval_emas(gradients: Sequence[Tensor], beta2: float, growth: float) -> Tensor:
-    """EMA(g^2) over each interval between refreshes, as rows."""
-    ends = [0, *(t for t in range(1, len(gradients) + 1) if is_refresh(t, growth))]
+    """EMA(g^2) over each interval, as rows."""
     squares = _squares(gradients)
-    return torch.stack([emas(squares[before:end], beta2)[-1] for before, end in pairwise(ends)])
+    return torch.stack([emas(squares[before:end], beta2)[-1] for before, end in pairwise(_ends(gradients, growth))])
 
 
 def anon(
@@ -137,17 +141,23 @@ def anon(
     gamma: float = 1.0,
     beta2: float = 0.999,
     eps: float = 1e-16,
-    beta3: float = 0.5,
+    beta3: float | None = 0.5,
     growth: float = 2.0,
 ) -> Tensor:
     """A = gamma (1 - eps * sum_j f_j,gamma-1 / sum_j f_j,gamma), the sums over the n refreshes up to t, with
-    f_j,gamma = beta3^(n-j) (1 - beta3 [j > 1]) (EMA_j(g^2) + eps)^gamma, and EMA_j over the j-th interval.
+    f_j,gamma = beta3^(n-j) (1 - beta3 [j > 1]) (EMA_j(g^2) + eps)^gamma, and EMA_j over the j-th interval. If beta3 is
+    None, the first two factors are beta2^(a_n - a_j) (1 - beta2^(a_j - a_(j-1))).
 
     Of the algorithm as printed, `Anon.paper`.
     """
     sigma = _interval_emas(gradients, beta2, growth) + eps
-    j = torch.arange(1, len(sigma) + 1, dtype=torch.float64).reshape(-1, *[1] * gradients[0].dim())
-    weight = beta3 ** (len(sigma) - j) * torch.where(j > 1, 1 - beta3, 1.0)
+    ends = torch.tensor(_ends(gradients, growth), dtype=torch.float64)
+    if beta3 is None:
+        weight = beta2 ** (ends[-1] - ends[1:]) * (1 - beta2 ** ends.diff())
+    else:
+        j = torch.arange(1, len(ends))
+        weight = beta3 ** (len(sigma) - j) * torch.where(j > 1, 1 - beta3, 1.0)
+    weight = weight.to(sigma).reshape(-1, *[1] * gradients[0].dim())
     return gamma * (1 - eps * (weight * sigma ** (gamma - 1)).sum(0) / (weight * sigma**gamma).sum(0))
 
 

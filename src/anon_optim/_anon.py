@@ -97,8 +97,8 @@ class Anon(Optimizer):
         weight_decay: decoupled from the gradient, or added to it if `decoupled_weight_decay` is False. lr grows as
             gamma falls; `lr * weight_decay > 1` is an error when decoupled.
         beta3: weight of the old psi2 at a refresh, in [0, 1). None leaves the memory to beta2: psi2 keeps what Adam's
-            average would keep of the samples before the interval, however short that is. With it and a growth near 1
-            gamma = 1 is Adam.
+            average would keep of the samples before the interval, however short that is. With it, a growth near 1 and
+            no guard, gamma = 1 is Adam.
         growth: ratio of successive refresh times, a number above 1 (inf: only the first step) or a function of
             the step. A function must be pure; it stays out of the state dict.
         total_steps: the length of the run, if you know it. After its last refresh the second moment is dead: no step
@@ -314,6 +314,7 @@ class Anon(Optimizer):
         exp_avgs: list[Tensor],
         exp_avg_sqs: list[Tensor],
         weights: list[Tensor],
+        memories: list[Tensor],
         preconditioners: list[Tensor],
         levels: list[Tensor],
         brakes: list[Tensor],
@@ -332,6 +333,7 @@ class Anon(Optimizer):
             exp_avgs.append(state["exp_avg"])
             exp_avg_sqs.append(state["exp_avg_sq"])
             weights.append(state["weight"])
+            memories.append(state["memory"])
             preconditioners.append(state["preconditioner"])
             levels.append(state["level"])
             brakes.append(state["brake"])
@@ -426,7 +428,7 @@ class Anon(Optimizer):
                 if not rest or (asks and found_inf is not None and found_inf.item()):
                     continue
                 remaining = {**group, "params": rest}
-            lists: list[list[Tensor]] = [[] for _ in range(11)]
+            lists: list[list[Tensor]] = [[] for _ in range(12)]
             self._init_group(remaining, *lists)
             if (factor := factors[index]) is not None:
                 lists[1] = [grad.to(state_dtype(grad)) * factor for grad in lists[1]]
@@ -457,10 +459,11 @@ class Anon(Optimizer):
                 if not state or p.numel() == 0 or state["weight"].item() == 0:
                     continue
                 v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
-                gamma, t = state["gamma"].item(), state["step"].item()
-                refreshed = _idu.refresh(v.to(s.dtype), s, state["weight"], state["level"], rule, gamma, t)
+                w, memory, gamma = state["weight"], state["memory"], state["gamma"].item()
+                refreshed = _idu.refresh(v.to(s.dtype), s, w, state["level"], rule, gamma, memory)
                 write_((v, state["level"]), refreshed)
-                start_brake_(state["brake"], s, state["weight"], *refreshed, rule.gamma)
+                start_brake_(state["brake"], s, w, *refreshed, rule.gamma)
+                memory.copy_(_idu.remembered(rule, memory, w, gamma != rule.gamma))
                 forget_what_was_seen(state["preconditioner"])
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
@@ -533,7 +536,9 @@ class Anon(Optimizer):
             v, s = real_view(state["preconditioner"]), real_view(state["exp_avg_sq"])
             bias_correction2 = torch.tensor(1 - beta2**t, dtype=s.dtype)
             # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
-            refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan, t)
+            memory = state["memory"]
+            refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan, memory)
+            memory.copy_(_idu.remembered(rule, memory, bias_correction2, changed=True))
             write_((v, state["level"]), refreshed)
             start_brake_(state["brake"], s, bias_correction2, *refreshed, rule.gamma)
             s.zero_()
@@ -586,6 +591,7 @@ def _single_tensor_anon(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     weights: list[Tensor],
+    memories: list[Tensor],
     preconditioners: list[Tensor],
     levels: list[Tensor],
     brakes: list[Tensor],
@@ -601,9 +607,9 @@ def _single_tensor_anon(
             continue
         p, raw_grad = real_view(param), real_view(grads[i])
         m, s, v = real_view(exp_avgs[i]), real_view(exp_avg_sqs[i]), real_view(preconditioners[i])
-        buffers = m, s, w, v, level, brake = m, s, weights[i], v, levels[i], brakes[i]
+        buffers = m, s, w, memory, v, level, brake = m, s, weights[i], memories[i], v, levels[i], brakes[i]
         if o.differentiable:  # autograd must not see a buffer change that it saved
-            m, s, w, v, level, brake = (buffer.clone() for buffer in buffers)
+            m, s, w, memory, v, level, brake = (buffer.clone() for buffer in buffers)
         v = v.to(m.dtype)
         theta, raw_grad = p.to(m.dtype, copy=o.differentiable), raw_grad.to(m.dtype)
         if o.maximize:
@@ -616,8 +622,8 @@ def _single_tensor_anon(
             sample = torch.where(raw_grad != 0, sample, 0.0)
 
         clock = read_clock(state_steps[i], gammas[i], refresh_tables[i], v.dtype, o)
-        accumulate_(clock, s, w, sample, o.beta2)
-        v, level = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, v, level, preconditioners[i])
+        accumulate_(clock, s, w, memory, sample, o.rule)
+        v, level = preconditioned(clock, o.rule, raw_grad, sample, m, s, w, memory, v, level, preconditioners[i])
 
         step_size = step_size_of(clock, level, o)
         if is_braked(clock, o.rule, v):
@@ -630,8 +636,8 @@ def _single_tensor_anon(
         if o.project is not None:
             theta = projected(theta, v, o.project)
         store_([p], [theta], o.stochastic_round)
-        write_(buffers, (m, s, w, v, level, brake))
-        end_interval_(clock, o.rule, buffers[1], buffers[2], gammas[i])
+        write_(buffers, (m, s, w, memory, v, level, brake))
+        end_interval_(clock, o.rule, *buffers[1:4], gammas[i])
 
 
 def _multi_tensor_anon(
@@ -640,6 +646,7 @@ def _multi_tensor_anon(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     weights: list[Tensor],
+    memories: list[Tensor],
     preconditioners: list[Tensor],
     levels: list[Tensor],
     brakes: list[Tensor],
@@ -689,18 +696,20 @@ def _multi_tensor_anon(
         large = [j for j, i in enumerate(indices) if is_braked(clocks[i], o.rule, vs[j])]
         if o.decides_on_device or clocks[indices[0]].due:
             for j, i in enumerate(indices):
-                accumulate_(clocks[i], ss[j], weights[i], samples[j], o.beta2)
+                accumulate_(clocks[i], ss[j], weights[i], memories[i], samples[j], o.rule)
                 vs[j], level = preconditioned(
-                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], vs[j], levels[i],
-                    preconditioners[i],
+                    clocks[i], o.rule, raw_grads[j], samples[j], ms[j], ss[j], weights[i], memories[i], vs[j],
+                    levels[i], preconditioners[i],
                 )  # fmt: skip
                 write_((real_view(preconditioners[i]), levels[i]), (vs[j], level))
                 if j in large:
                     factor, brake = braked(clocks[i], o, samples[j], ss[j], weights[i], vs[j], level, brakes[i])
                     brakes[i].copy_(brake)
                     factors.append(factor)
-                end_interval_(clocks[i], o.rule, ss[j], weights[i], gammas[i])
+                end_interval_(clocks[i], o.rule, ss[j], weights[i], memories[i], gammas[i])
         else:
+            if o.rule.beta3 is None:
+                torch._foreach_mul_([memories[i] for i in indices], o.beta2)
             if clocks[indices[0]].accumulate:
                 torch._foreach_mul_(ss, o.beta2)
                 torch._foreach_add_(ss, samples, alpha=1 - o.beta2)
@@ -746,6 +755,7 @@ def anon(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     weights: list[Tensor],
+    memories: list[Tensor],
     preconditioners: list[Tensor],
     levels: list[Tensor],
     brakes: list[Tensor],
@@ -766,6 +776,7 @@ def anon(
         exp_avgs,
         exp_avg_sqs,
         weights,
+        memories,
         preconditioners,
         levels,
         brakes,

@@ -16,7 +16,7 @@ from anon_optim import _idu
 TAIL = tl.constexpr(_idu.TAIL)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-CLOCK_COLUMNS = ("due", "accumulate", "bias_correction1", "lr", "gamma", "weight", "changed", "total_weight")
+CLOCK_COLUMNS = ("due", "accumulate", "bias_correction1", "lr", "gamma", "weight", "changed", "beta3")
 """Of a batch's clock where the device keeps it (`DEVICE_CLOCK`). `due` is 1 for a refresh step, 0 for a step between
 refreshes, -1 for a step that AMP skips."""
 
@@ -70,13 +70,6 @@ def _mix(log_old, log_new, first, beta3):
     b = log_new + tl.log2(1.0 - beta3)
     top = tl.maximum(a, b)
     return tl.where(first, log_new, top + tl.log2(tl.exp2(a - top) + tl.exp2(b - top)))
-
-
-@triton.jit
-def _memory(beta3, weight, total_weight):
-    """beta3 of a refresh; see `_idu.memory`."""
-    kept = tl.maximum(1.0 - weight / tl.where(total_weight > 0, total_weight, 1.0), 0.0)
-    return tl.where(total_weight > 0, kept, beta3)
 
 
 @triton.jit
@@ -318,7 +311,7 @@ def moments_kernel(
 
 @triton.jit
 def levels_kernel(
-    partials, first_block, clock, weights, means, levels, unseens, n_blocks, beta3, total_weight,
+    partials, first_block, clock, beta3s, means, levels, unseens, n_blocks,
     DEVICE_CLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Second of a refresh: each tensor's mean of sigma, and its level, from the blocks' sums in a fixed order."""
@@ -326,9 +319,8 @@ def levels_kernel(
     due = 1.0
     if DEVICE_CLOCK:
         due = tl.load(clock + tensor * 8 + 0)
-        total_weight = tl.load(clock + tensor * 8 + 7)
     if due > 0:
-        kept = _memory(beta3, tl.load(weights + tensor), total_weight)
+        beta3 = tl.load(beta3s + tensor)
         begin = tl.load(first_block + tensor)
         end = tl.load(first_block + tensor + 1)
         total = tl.zeros((CHUNK,), tl.float32)
@@ -341,7 +333,7 @@ def levels_kernel(
             begin += CHUNK
         mean = tl.sum(total) / tl.maximum(tl.sum(count), 1.0)
         level = tl.load(levels + tensor)
-        mixed = _normal(tl.where(level > 0, kept * level + (1.0 - kept) * mean, mean))
+        mixed = _normal(tl.where(level > 0, beta3 * level + (1.0 - beta3) * mean, mean))
         tl.store(means + tensor, mean)
         tl.store(unseens + tensor, 0)  # until a block of the refresh finds one
         tl.store(levels + tensor, tl.where(mean > 0, mixed, level))
@@ -380,9 +372,8 @@ def _refresh_block(
 
 @triton.jit
 def refresh_kernel(
-    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, levels, powers, unseens,
-    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, beta3, total_weight,
-    clip, floor,
+    table, numels, block_tensor, block_start, clock, any_due, seed_ptr, means, weights, beta3s, levels, powers, unseens,
+    n_tensors, n_blocks, lr, gamma, changed, bias_correction1, weight_decay, one_minus_beta2, eps, clip, floor,
     P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
     BRAKE: tl.constexpr, LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
@@ -402,7 +393,6 @@ def refresh_kernel(
             bias_correction1 = tl.load(clock + tensor * 8 + 2)
             lr = tl.load(clock + tensor * 8 + 3)
             changed = tl.load(clock + tensor * 8 + 6)
-            total_weight = tl.load(clock + tensor * 8 + 7)
         if due > 0:
             p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
             m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
@@ -412,18 +402,18 @@ def refresh_kernel(
             bound = clip * bias_correction1
             mean = tl.load(means + tensor)
             weight = tl.load(weights + tensor)
-            kept = _memory(beta3, weight, total_weight)
+            beta3 = tl.load(beta3s + tensor)
             decay = 1.0
             if DECOUPLED:
                 decay = 1.0 - lr * weight_decay
             position = block.to(tl.int64) * BLOCK - start
             if start + BLOCK <= n:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, one_minus_beta2, eps, kept, floor, seed, position,
+                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position,
                                powers + block, TOUCH, CLIP, BRAKE, STOCHASTIC, True, BLOCK)  # fmt: skip
             else:
                 _refresh_block(p_ptr, m_ptr, s_ptr, v_ptr, unseens + tensor, start, n, decay, step_size, bound, gamma,
-                               changed, mean, weight, one_minus_beta2, eps, kept, floor, seed, position,
+                               changed, mean, weight, one_minus_beta2, eps, beta3, floor, seed, position,
                                powers + block, TOUCH, CLIP, BRAKE, STOCHASTIC, False, BLOCK)  # fmt: skip
         block += tl.num_programs(0)
 

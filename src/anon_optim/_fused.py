@@ -47,8 +47,8 @@ class Numbers(NamedTuple):
     """The gamma of the preconditioner in use."""
     changed: bool
     """Whether this refresh is the first of another gamma."""
-    total_weight: float
-    """Of all samples so far, for `_idu.memory`; 0 where beta3 is a number."""
+    beta3s: Tensor | None
+    """Of each tensor, at a refresh."""
     accumulate: bool
 
     def has_brake(self, due: bool, by_device: bool) -> bool:
@@ -172,7 +172,7 @@ class Batch:
         self.kind = kind
         self.params = params
         self.states = states
-        self.steps, self.weights, self.gammas, self.levels, self.brakes = packed_state(states)
+        self.steps, self.weights, self.memories, self.gammas, self.levels, self.brakes = packed_state(states)
         for state in states:
             forget_what_was_seen(state["preconditioner"])  # a kernel will write it
         self.entries = list(_all_entries(states))
@@ -349,8 +349,9 @@ def _numbers(o: StepOptions, factor: Tensor | None, **clock: Any) -> Numbers:
     )
 
 
-def _total_weight(o: StepOptions, t: float | Tensor) -> float | Tensor:
-    return _idu.total_weight(o.beta2, t) if o.rule.beta3 is None else 0.0
+def _beta3s(memories: Tensor, weights: Tensor, rule: Rule) -> Tensor:
+    """Of each tensor, as a refresh on this step would have it."""
+    return torch.ones_like(memories) * _idu.kept(rule, memories, weights)
 
 
 def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Tensor | None) -> None:
@@ -361,6 +362,8 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
     accumulate = _idu.accumulates(t, o.growth, o.lazy)
     if accumulate:
         batch.weights.mul_(o.beta2).add_(1 - o.beta2)
+    if o.rule.beta3 is None:
+        batch.memories.mul_(o.beta2)
     numbers = _numbers(
         o,
         factor,
@@ -368,11 +371,12 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
         gamma=gamma,
         changed=gamma != o.rule.gamma,
-        total_weight=float(_total_weight(o, t)),
+        beta3s=_beta3s(batch.memories, batch.weights, o.rule) if due else None,
         accumulate=accumulate,
     )
     launch(batch, numbers, due=due, clock=None)
     if due:
+        batch.memories.copy_(_idu.remembered(o.rule, batch.memories, batch.weights, gamma != o.rule.gamma))
         batch.weights.zero_()
         batch.gammas.fill_(o.rule.gamma)
     if not batch.released and _idu.is_dead(t, o.growth, o.lazy.total_steps):
@@ -396,7 +400,11 @@ def _step_by_device_clock(
     skipped = 0.0 if found_inf is None else found_inf
     weights = torch.where(accumulate, batch.weights * o.beta2 + (1 - o.beta2), batch.weights)
     gammas = torch.where(due, o.rule.gamma, batch.gammas)
+    changed = batch.gammas != o.rule.gamma
     one = torch.ones_like(steps)
+    memories = batch.memories
+    if o.rule.beta3 is None:
+        memories = memories * torch.where(skipped * one > 0, 1.0, o.beta2)
     columns = [
         due.to(torch.float32) - skipped * one,
         accumulate,
@@ -404,13 +412,12 @@ def _step_by_device_clock(
         one * o.lr,
         gammas,
         weights,
-        batch.gammas != o.rule.gamma,
-        _total_weight(o, steps) * one,
+        changed,
+        _beta3s(memories, weights, o.rule),
     ]
     clock = torch.stack([column.to(torch.float32) for column in columns], dim=1)
-    numbers = _numbers(
-        o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, total_weight=0.0, accumulate=True
-    )
+    numbers = _numbers(o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, beta3s=None, accumulate=True)
     launch(batch, numbers, due=True, clock=clock)
+    batch.memories.copy_(torch.where(due, _idu.remembered(o.rule, memories, weights, changed), memories))
     batch.weights.copy_(torch.where(due, 0.0, weights))
     batch.gammas.copy_(gammas)

@@ -23,7 +23,7 @@
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
 enum { FORESEEN, AVERAGE, EXCESS };
-enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, TOTAL_WEIGHT, CLOCK_COLUMNS };
+enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, BETA3, CLOCK_COLUMNS };
 
 /* Total and count of s over one block, where it is positive and finite. */
 typedef struct {
@@ -39,7 +39,8 @@ typedef struct {
     const int64_t *first_block; /* of each tensor, and their total */
     float *levels;              /* of each tensor */
     float *brakes;              /* three of each tensor, see _idu.py */
-    const float *weights;       /* of each tensor; unused with a clock */
+    const float *weights;       /* of each tensor; unused with a clock, and so is */
+    const double *beta3s;       /* of each tensor, for a refresh */
     const float *clock;         /* NULL: the host decides */
     Sums *sums;                 /* of each block, for a refresh */
     double *means;              /* of sigma, for each tensor */
@@ -48,9 +49,7 @@ typedef struct {
     int64_t n_tensors, n_elements, grain, next;
     int64_t braked;             /* a tensor of fewer elements has no brake */
     uint64_t seed;
-    double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, beta3;
-    double total_weight; /* of all samples so far, where psi2 remembers as Adam does; else 0 */
-    double clip, floor;
+    double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, clip, floor;
     double tail; /* a coordinate counts at most so many times the power foreseen */
     int32_t threads, param_dtype, grad_dtype, preconditioner_dtype;
     int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic, brake;
@@ -195,8 +194,8 @@ static double scale_of(double level, double gamma) {
     return level > 0 ? clamp(power_of(level, (1 - gamma) / 2), FLT_MIN, FLT_MAX) : 1;
 }
 
-/* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. Each loop below brings in one or two
-   of them and finds the others in the cache, because memory serves few streams at a time better than many. */
+/* Tiles. `p`, `g`, `m`, `s` and `v` are float32: the tensors themselves, or copies. Each loop below brings in one or
+   two of them and finds the others in the cache, because memory serves few streams at a time better than many. */
 
 INLINE float sample_of(float raw, float grad, float m, int belief, int masked) {
     float x = belief ? grad - m : grad;
@@ -250,7 +249,9 @@ INLINE float rough_log2(float x) {
 }
 
 /* Whether v may be beyond the clip, v |m|^gamma > bound^gamma. Where 2 gamma is one of 1, 2, 3 and 4, here `halves`,
-   products tell, for 1 and 3 of the squares; else `halves` is 0 and logarithms do. */
+   products tell, for 1 and 3 of the squares; else, and where bound is so small that products leave float32's normal
+   numbers, `halves` is 0 and logarithms do. */
+#define LEAST_BOUND 1e-2f
 INLINE int32_t beyond(float v, float m, float watch, float gamma, int halves) {
     float size = size_of(m);
     switch (halves) {
@@ -262,16 +263,20 @@ INLINE int32_t beyond(float v, float m, float watch, float gamma, int halves) {
     return rough_log2(v) + gamma * rough_log2(size) > watch;
 }
 
-/* Whether some v has to change: one unseen that has a gradient, or one beyond the clip. */
+/* Whether v has to change: it is unseen and has a gradient, or it is beyond the clip. */
+INLINE int32_t turns(float v, float grad, float m, float watch, int halves) {
+    return beyond(v, m, watch, 0, halves) | ((v == 0) & (grad != 0));
+}
+
+/* Whether some v has to change. */
 INLINE int32_t look(int n, const float *restrict g, const float *restrict m, const float *restrict v, float factor,
                     float watch, int halves) {
     int32_t found = 0;
-    for (int i = 0; i < n; i++)
-        found |= beyond(v[i], m[i], watch, 0, halves) | ((v[i] == 0) & (g[i] * factor != 0));
+    for (int i = 0; i < n; i++) found |= turns(v[i], g[i] * factor, m[i], watch, halves);
     return found;
 }
 
-static int32_t look_all(int n, const float *g, const float *m, const float *v, float factor, const Turn *turn) {
+static int look_all(int n, const float *g, const float *m, const float *v, float factor, const Turn *turn) {
     switch (turn->halves) {
     case 1: return look(n, g, m, v, factor, turn->watch, 1);
     case 2: return look(n, g, m, v, factor, turn->watch, 2);
@@ -370,6 +375,33 @@ INLINE void add_gradients(int n, const float *restrict g, const float *restrict 
     *power = sum;
 }
 
+/* `look` and `add_gradients` in one pass, for whole lanes. */
+INLINE int32_t look_and_add(int n, const float *restrict g, const float *restrict m, const float *restrict v,
+                            float factor, float watch, int halves, float most, Power *power) {
+    Power sum = *power;
+    int32_t found[LANES] = {0}, any = 0;
+    for (int i = 0; i < n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float grad = g[i + j] * factor, u = grad * v[i + j];
+            sum.lanes[j] += at_most(u * u, most);
+            found[j] |= turns(v[i + j], grad, m[i + j], watch, halves);
+        }
+    for (int j = 0; j < LANES; j++) any |= found[j];
+    *power = sum;
+    return any;
+}
+
+static int look_and_add_all(int n, const float *g, const float *m, const float *v, float factor, const Turn *turn,
+                            Power *power) {
+    switch (turn->halves) {
+    case 1: return look_and_add(n, g, m, v, factor, turn->watch, 1, turn->most, power);
+    case 2: return look_and_add(n, g, m, v, factor, turn->watch, 2, turn->most, power);
+    case 3: return look_and_add(n, g, m, v, factor, turn->watch, 3, turn->most, power);
+    case 4: return look_and_add(n, g, m, v, factor, turn->watch, 4, turn->most, power);
+    }
+    return 1;
+}
+
 static void add_samples(int n, const float *p, const float *g, const float *m, const float *v, const Step *x,
                         float most, Power *power) {
     float samples[TILE], factor = x->factor, decay = x->weight_decay;
@@ -389,12 +421,22 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 /* A step between refreshes; returns whether some v has changed. */
 INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
                  Power *power) {
+    int changed;
     moments(n, p, g, m, s, x, turn->accumulate);
-    int changed = look_all(n, g, m, v, x->factor, turn) && guard(n, p, g, m, v, x, turn);
-    if (x->brake && (x->coupled || x->belief))
-        add_samples(n, p, g, m, v, x, turn->most, power);
-    else if (x->brake)
-        add_gradients(n, g, v, x->factor, turn->most, power);
+    if (x->brake && turn->halves && n % LANES == 0 && !x->coupled && !x->belief) {
+        Power before = *power;
+        changed = look_and_add_all(n, g, m, v, x->factor, turn, power) && guard(n, p, g, m, v, x, turn);
+        if (changed) {
+            *power = before;
+            add_gradients(n, g, v, x->factor, turn->most, power);
+        }
+    } else {
+        changed = look_all(n, g, m, v, x->factor, turn) && guard(n, p, g, m, v, x, turn);
+        if (x->brake && (x->coupled || x->belief))
+            add_samples(n, p, g, m, v, x, turn->most, power);
+        else if (x->brake)
+            add_gradients(n, g, v, x->factor, turn->most, power);
+    }
     move(n, p, m, v, turn->decay, turn->step_size);
     return changed;
 }
@@ -503,12 +545,8 @@ static double weight_of(const Step *x, int64_t tensor) {
     return x->clock ? x->clock[tensor * CLOCK_COLUMNS + WEIGHT] : x->weights[tensor];
 }
 
-/* beta3 of a refresh. */
-static double memory(const Step *x, int64_t tensor) {
-    double total = x->clock ? x->clock[tensor * CLOCK_COLUMNS + TOTAL_WEIGHT] : x->total_weight;
-    if (total == 0) return x->beta3;
-    double kept = 1 - weight_of(x, tensor) / total;
-    return kept > 0 ? kept : 0;
+static double beta3_of(const Step *x, int64_t tensor) {
+    return x->clock ? x->clock[tensor * CLOCK_COLUMNS + BETA3] : x->beta3s[tensor];
 }
 
 static Turn turn_of(const Step *x, int64_t tensor) {
@@ -520,13 +558,15 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     turn.gamma = turn.due ? x->new_gamma : clock ? clock[GAMMA] : x->gamma;
     turn.level = x->levels[tensor];
     turn.bound = turn.gamma > 0 ? x->clip * bias_correction1 : INFINITY;
-    turn.halves = turn.gamma == 0.5 || turn.gamma == 1 || turn.gamma == 1.5 || turn.gamma == 2 ? 2 * turn.gamma : 0;
+    int is_half = turn.gamma == 0.5 || turn.gamma == 1 || turn.gamma == 1.5 || turn.gamma == 2;
+    turn.halves = is_half && turn.bound > LEAST_BOUND ? 2 * turn.gamma : 0;
     /* A little early: the exact test is the clip's. */
     if (turn.bound == INFINITY)
         turn.watch = INFINITY;
-    else if (turn.halves)
-        turn.watch = clamp(pow(turn.bound, turn.halves % 2 ? turn.halves : turn.halves / 2), 0, FLT_MAX) * (1 - 0x1p-18f);
-    else
+    else if (turn.halves) {
+        double watch = pow(turn.bound, turn.halves % 2 ? turn.halves : turn.halves / 2);
+        turn.watch = clamp(watch, 0, FLT_MAX) * (1 - 0x1p-18f);
+    } else
         turn.watch = turn.gamma * log2(turn.bound) - ROUGH * (1 + turn.gamma);
     turn.decay = x->decoupled ? 1 - lr * x->weight_decay : 1;
     turn.step_size = lr / bias_correction1 / (x->lr_scale ? scale_of(turn.level, turn.gamma) : 1);
@@ -538,7 +578,7 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     if (turn.due) {
         turn.mean = x->means[tensor];
         turn.inverse_weight = 1 / weight_of(x, tensor);
-        turn.beta3 = memory(x, tensor);
+        turn.beta3 = beta3_of(x, tensor);
     }
     return turn;
 }
@@ -619,7 +659,7 @@ static void moments_blocks(const Step *x, int64_t tensor, int64_t begin, int64_t
 /* The mean of sigma, and the level, in a fixed order. */
 static void level_of(const Step *x, int64_t tensor) {
     if (x->clock && x->clock[tensor * CLOCK_COLUMNS + DUE] <= 0) return;
-    double weight = weight_of(x, tensor), beta3 = memory(x, tensor);
+    double weight = weight_of(x, tensor), beta3 = beta3_of(x, tensor);
     double total = 0, count = 0;
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) {
         total += x->sums[b].total;
@@ -634,7 +674,8 @@ static void level_of(const Step *x, int64_t tensor) {
 static void brake_of(const Step *x, int64_t tensor) {
     float due = x->clock ? x->clock[tensor * CLOCK_COLUMNS + DUE] : x->due;
     float *brake = x->brakes + 3 * tensor;
-    if (x->numels[tensor] < x->braked || due < 0 || (x->clock && !(x->clock[tensor * CLOCK_COLUMNS + GAMMA] > 0))) return;
+    if (x->numels[tensor] < x->braked || due < 0) return;
+    if (x->clock && !(x->clock[tensor * CLOCK_COLUMNS + GAMMA] > 0)) return;
     double power = 0;
     for (int64_t b = x->first_block[tensor]; b < x->first_block[tensor + 1]; b++) power += x->powers[b];
     power /= x->numels[tensor];

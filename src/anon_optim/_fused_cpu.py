@@ -46,13 +46,13 @@ class Arguments(ctypes.Structure):
     """The mirror of `Step` in the C source."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("table", "numels", "first_block", "levels", "brakes", "weights")),
+        *((name, ctypes.c_void_p) for name in ("table", "numels", "first_block", "levels", "brakes")),
+        *((name, ctypes.c_void_p) for name in ("weights", "beta3s")),
         *((name, ctypes.c_void_p) for name in ("clock", "sums", "means", "powers", "parallel")),
         *((name, ctypes.c_int64) for name in ("n_tensors", "n_elements", "grain", "next", "braked")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_double) for name in ("lr", "gamma", "new_gamma", "bias_correction1", "weight_decay")),
-        *((name, ctypes.c_double) for name in ("factor", "beta1", "beta2", "eps", "beta3", "total_weight")),
-        *((name, ctypes.c_double) for name in ("clip", "floor", "tail")),
+        *((name, ctypes.c_double) for name in ("factor", "beta1", "beta2", "eps", "clip", "floor", "tail")),
         *((name, ctypes.c_int32) for name in ("threads", "param_dtype", "grad_dtype", "preconditioner_dtype")),
         *((name, ctypes.c_int32) for name in ("due", "accumulate", "changed", "decoupled", "coupled", "belief")),
         *((name, ctypes.c_int32) for name in ("masked", "touch", "lr_scale", "stochastic", "brake")),
@@ -214,7 +214,7 @@ def _set_numbers(a: Arguments, x: Numbers) -> None:
     a.lr, a.gamma, a.new_gamma, a.bias_correction1 = x.lr, x.gamma, rule.gamma, x.bias_correction1
     a.weight_decay, a.beta1, a.beta2 = x.weight_decay, x.beta1, x.beta2
     a.eps, a.clip, a.floor, a.touch = rule.eps, rule.clip, rule.floor, rule.touch
-    a.beta3, a.total_weight = rule.beta3 or 0.0, x.total_weight
+    a.beta3s = None if x.beta3s is None else x.beta3s.data_ptr()
     factor = 1.0 if x.factor is None else x.factor.item()
     a.factor = -factor if x.maximize else factor
     a.accumulate, a.changed, a.belief, a.masked, a.lr_scale = x.accumulate, x.changed, x.belief, x.masked, x.lr_scale

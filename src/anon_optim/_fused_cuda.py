@@ -108,14 +108,17 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         )  # fmt: skip
     if not due:
         return
-    gamma, beta3, changed = float(rule.gamma), float(rule.beta3 or 0.0), float(x.changed)
-    weights, any_due, programs = batch.weights, nothing, n_blocks
+    gamma, changed, any_due, programs = float(rule.gamma), float(x.changed), nothing, n_blocks
     if clock is not None:
-        weights = clock[:, CLOCK_COLUMNS.index("weight")].contiguous()
+        weights, beta3s = (clock[:, CLOCK_COLUMNS.index(name)].contiguous() for name in ("weight", "beta3"))
         any_due = (clock[:, CLOCK_COLUMNS.index("due")] > 0).any().to(torch.float32)
         programs = min(n_blocks, PERSISTENT)
-    elif kind.device.type == "cuda":
-        weights = weights.pin_memory().to(kind.device, non_blocking=True)
+    else:
+        assert x.beta3s is not None
+        shares = torch.stack([batch.weights, x.beta3s.to(torch.float32)])
+        if kind.device.type == "cuda":
+            shares = shares.pin_memory().to(kind.device, non_blocking=True)
+        weights, beta3s = shares
     partials = torch.empty((2, n_blocks), dtype=torch.float32, device=kind.device)
     means = torch.empty(n_tensors, dtype=torch.float32, device=kind.device)
     _run(
@@ -126,14 +129,13 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     )  # fmt: skip
     _run(
         levels_kernel, n_tensors, batch,
-        (partials, batch.first_block, clock_ptr, weights, means, batch.levels, batch.unseens, n_blocks, beta3,
-         x.total_weight),
+        (partials, batch.first_block, clock_ptr, beta3s, means, batch.levels, batch.unseens, n_blocks),
         {"DEVICE_CLOCK": clock is not None, "CHUNK": 1024},
     )  # fmt: skip
     _run(
         refresh_kernel, programs, batch,
-        (*tensors, clock_ptr, any_due, seed, means, weights, batch.levels, batch.powers, batch.unseens,
-         n_tensors, n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps, beta3,
-         x.total_weight, float(rule.clip), float(rule.floor)),
+        (*tensors, clock_ptr, any_due, seed, means, weights, beta3s, batch.levels, batch.powers, batch.unseens,
+         n_tensors, n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps,
+         float(rule.clip), float(rule.floor)),
         {**dtypes, **update},
     )  # fmt: skip

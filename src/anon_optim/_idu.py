@@ -1,8 +1,9 @@
 """The mathematics of Anon in one place: refresh times, the recursion of psi, and the guards.
 
 Symbols, as everywhere in this package: `v` is 1/psi (0 marks a coordinate that has not seen a gradient yet),
-`s` and `w` the running second moment and its weight, `sigma` = s/w + eps, `level` the mean of sigma over a tensor,
-`scale` = level^((1-gamma)/2), `brake` three numbers of a tensor. Every function is pure.
+`s` and `w` the running second moment and its weight, `sigma` = s/w + eps, `memory` what w is for the samples that psi
+was made of, `level` the mean of sigma over a tensor, `scale` = level^((1-gamma)/2), `brake` three numbers of a tensor.
+Every function is pure.
 
 Decisions are Python bools in eager mode and 0-D tensors inside a captured or compiled graph; `pick` chooses by
 either, so that both modes run the same code.
@@ -31,7 +32,7 @@ class Rule(NamedTuple):
     eps: float
     beta2: float
     beta3: float | None
-    """None: as `memory` says."""
+    """None: as `kept` says."""
     clip: float
     floor: float
     touch: bool
@@ -185,23 +186,25 @@ def _finite_positive(x: Tensor) -> Tensor:
 # sigma^gamma leaves float32 at |gamma| = 2.4, its logarithm does not.
 
 
-def total_weight(beta2: float, t: float | Tensor) -> float | Tensor:
-    """Of all samples up to step t: 1 - beta2^t."""
-    rate = math.log(beta2) if beta2 > 0 else -math.inf
-    return -torch.expm1(t * rate) if isinstance(t, Tensor) else -math.expm1(t * rate)
-
-
-def memory(rule: Rule, w: Tensor, t: float | Tensor) -> float | Tensor:
-    """beta3 at a refresh of step t. None leaves to psi2 what Adam's average leaves to the samples that s, of weight w,
-    does not hold: then psi2 at gamma = 1 is Adam's second moment, as it stood at the refresh."""
+def kept(rule: Rule, memory: Tensor, w: Tensor) -> float | Tensor:
+    """beta3 at a refresh. None: as much as Adam's average has of the samples that are in psi2, and not in s. Then psi2
+    at gamma = 1 is Adam's second moment, as it stood at the refresh."""
     if rule.beta3 is not None:
         return rule.beta3
-    return (1 - w / total_weight(rule.beta2, t)).clamp(min=0)
+    return memory / (memory + w)
+
+
+def remembered(rule: Rule, memory: Tensor, w: Tensor, changed: bool | Tensor) -> Tensor:
+    """`memory` after a refresh, from where it falls by beta2 a step if beta3 is None. `changed` is whether gamma has,
+    which drops what was in psi2. With another beta3 psi2 counts as a whole average, should that become None."""
+    if rule.beta3 is not None:
+        return torch.ones_like(memory)
+    return pick(changed, torch.zeros_like(memory), memory) + w
 
 
 def _mix(log_old: Tensor, log_new: Tensor, beta3: float | Tensor, first: Tensor) -> Tensor:
     if isinstance(beta3, Tensor):
-        log_kept, log_rest = beta3.log(), (-beta3).log1p()
+        log_kept, log_rest = beta3.log().to(log_new.dtype), (-beta3).log1p().to(log_new.dtype)
     elif beta3 == 0:
         return log_new
     else:
@@ -212,8 +215,8 @@ def _mix(log_old: Tensor, log_new: Tensor, beta3: float | Tensor, first: Tensor)
 def _mix_level(level: Tensor, mean: Tensor, beta3: float | Tensor) -> Tensor:
     """Like psi2 at gamma = 1; kept as it is where nothing was learnt (mean = 0)."""
     limits = torch.finfo(level.dtype)
-    mixed = torch.where(level > 0, beta3 * level + (1 - beta3) * mean, mean).clamp(limits.tiny, limits.max)
-    return torch.where(mean > 0, mixed, level)
+    mixed = torch.where(level > 0, (beta3 * level + (1 - beta3) * mean).to(mean.dtype), mean)
+    return torch.where(mean > 0, mixed.clamp(limits.tiny, limits.max), level)
 
 
 def scale_of(level: Tensor, gamma: float | Tensor) -> Tensor:
@@ -225,9 +228,9 @@ def scale_of(level: Tensor, gamma: float | Tensor) -> Tensor:
 
 
 def refresh(
-    v: Tensor, s: Tensor, w: Tensor, level: Tensor, rule: Rule, gamma_before: float | Tensor, t: float | Tensor
+    v: Tensor, s: Tensor, w: Tensor, level: Tensor, rule: Rule, gamma_before: float | Tensor, memory: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The preconditioner and the level after a refresh of step t, from `s` and `w`."""
+    """The preconditioner and the level after a refresh from `s` and `w`."""
     # A coordinate first seen on this very step has one sample in s; the steps before taught nothing.
     first_seen = v == 0
     # What was made with another gamma is worth nothing: the recursion starts anew.
@@ -235,7 +238,7 @@ def refresh(
     sigma = s / w + rule.eps
     taught = _finite_positive(s)
     mean = _mean(sigma, taught)
-    beta3 = memory(rule, w, t)
+    beta3 = kept(rule, memory, w)
     level = _mix_level(level, mean, beta3)
     if rule.gamma == 0:
         return torch.ones_like(v), level

@@ -13,7 +13,7 @@ _WIDER = {
 }
 
 
-ENTRIES = {"step", "exp_avg", "exp_avg_sq", "weight", "preconditioner", "level", "brake", "gamma"}
+ENTRIES = {"step", "exp_avg", "exp_avg_sq", "weight", "preconditioner", "memory", "level", "brake", "gamma"}
 """What `fresh_state` makes."""
 
 
@@ -34,6 +34,7 @@ def fresh_state(p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         "exp_avg_sq": torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format),
         "weight": torch.zeros((), dtype=scalar, device=host),
         "preconditioner": torch.zeros_like(p, dtype=v_dtype, memory_format=torch.preserve_format),
+        "memory": torch.zeros((), dtype=torch.float64, device=host),
         "level": p.detach().new_zeros((), dtype=scalar),  # new_zeros: a DTensor's is one too
         "brake": p.detach().new_zeros((), dtype=scalar).expand(3).clone(),
         "gamma": torch.full((), group["gamma"], dtype=torch.float64, device=host),
@@ -56,7 +57,7 @@ def placed(p: Tensor, group: dict[str, Any], key: str, value: Any) -> Any:
     match key:
         case "step":
             return torch.as_tensor(value, dtype=_get_scalar_dtype()).to(_host(p, group))
-        case "gamma":
+        case "gamma" | "memory":
             return torch.as_tensor(value, dtype=torch.float64).to(_host(p, group))
         case "weight":
             return torch.as_tensor(value, dtype=scalar).to(_host(p, group))
@@ -74,7 +75,7 @@ def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of memory that an optimizer's state takes, any torch optimizer's; what is shared counts once.
 
     Anon keeps 12 bytes a parameter of four bytes or less, 8 once its second moments are released (`total_steps`), and
-    2 less with `Storage(preconditioner=torch.bfloat16)`; seven numbers a tensor come on top."""
+    2 less with `Storage(preconditioner=torch.bfloat16)`; eight numbers a tensor come on top."""
     storages = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for state in optimizer.state.values()
@@ -101,7 +102,7 @@ def real_view(x: Tensor) -> Tensor:
 def packed_state(states: list[dict[str, Tensor]]) -> list[Tensor]:
     """The scalars of several parameters, each kind as one vector whose elements the states hold from now on."""
     vectors = []
-    for key in ("step", "weight", "gamma", "level", "brake"):
+    for key in ("step", "weight", "memory", "gamma", "level", "brake"):
         vector = torch.stack([state[key] for state in states])
         for state, element in zip(states, vector.unbind(), strict=True):
             state[key] = element

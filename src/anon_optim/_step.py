@@ -113,7 +113,6 @@ class Clock(NamedTuple):
     gamma: float | Tensor
     """The gamma that the preconditioner in use was made with."""
     bias_correction1: float | Tensor
-    step: float | Tensor
 
 
 def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o: StepOptions) -> Clock:
@@ -124,7 +123,6 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
             accumulate=_idu.accumulates_on_device(step, next_use, o.lazy),
             gamma=gamma,
             bias_correction1=1 - o.beta1 ** step.to(dtype) if o.bias_correction else 1.0,
-            step=step.to(dtype),
         )
     t = int(step.item())
     return Clock(
@@ -132,12 +130,14 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
         accumulate=_idu.accumulates(t, o.growth, o.lazy),
         gamma=gamma.item(),
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
-        step=t,
     )
 
 
-def accumulate_(clock: Clock, s: Tensor, w: Tensor, sample: Tensor, beta2: float) -> None:
+def accumulate_(clock: Clock, s: Tensor, w: Tensor, memory: Tensor, sample: Tensor, rule: Rule) -> None:
     """s <- beta2 s + (1 - beta2) sample, and its weight alike, on steps that count."""
+    beta2 = rule.beta2
+    if rule.beta3 is None:
+        memory.view(1).mul_(beta2)
     if clock.accumulate is True:
         s.mul_(beta2).add_(sample, alpha=1 - beta2)
         w.mul_(beta2).add_(1 - beta2)
@@ -154,6 +154,7 @@ def preconditioned(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     weight: Tensor,
+    memory: Tensor,
     v: Tensor,
     level: Tensor,
     preconditioner: Tensor,
@@ -163,7 +164,7 @@ def preconditioned(
     `preconditioner` is the state's own tensor, whatever the view or precision that `v` has of it."""
     gamma: Any = clock.gamma
     if clock.due is not False:
-        refreshed = _idu.refresh(v, exp_avg_sq, weight, level, rule, gamma, clock.step)
+        refreshed = _idu.refresh(v, exp_avg_sq, weight, level, rule, gamma, memory)
         v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, (v, level), strict=True))
         gamma = rule.gamma if clock.due is True else torch.where(clock.due, rule.gamma, gamma)
     if clock.due is True:
@@ -242,7 +243,10 @@ def start_brake_(brake: Tensor, s: Tensor, w: Tensor, v: Tensor, level: Tensor, 
         brake.copy_(_idu.set_brake(_idu.foreseen_power(s, w, v, level, gamma)))
 
 
-def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, gamma: Tensor) -> None:
+def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, memory: Tensor, gamma: Tensor) -> None:
+    if clock.due is not False:
+        remembered = _idu.remembered(rule, memory, weight, clock.gamma != rule.gamma)
+        memory.view(1).copy_(_idu.pick(clock.due, remembered, memory))
     if clock.due is True:
         exp_avg_sq.zero_()
         weight.zero_()

@@ -36,6 +36,8 @@ class ScaleByAnonState(NamedTuple):
     count: Array  # pyright: ignore[reportIncompatibleMethodOverride] - optax's name for the step
     refreshed: Array
     """The step of the last refresh."""
+    memory: Array
+    """The weight that what v was made of had in Adam's average then; 1 where b3 is a number."""
     gamma: Array
     """The one that v was made with."""
     mu: optax.Updates
@@ -76,7 +78,8 @@ def scale_by_anon(
     - `gamma`: the adaptivity: 0 is momentum SGD, 1 like Adam. A change takes effect at the next refresh.
     - `b1`, `b2`: decay of the averages of the gradient and of its square.
     - `eps`: added to the second moment, on the squared scale.
-    - `b3`: weight of the old psi2 at a refresh; None: what Adam's average would keep, (b2^n - b2^t) / (1 - b2^t).
+    - `b3`: weight of the old psi2 at a refresh; None: what Adam's average would keep, (b2^n - b2^t) / (1 - b2^t)
+      where gamma never changed.
     - `growth`: ratio of successive refresh times, or a function of the step; inf: only the first step.
     - `guard`: see :class:`anon_optim.Guard`; None gives the printed algorithm.
     - `lr_scale`: "tensor" divides the update of each array by mean(sigma)^((1 - gamma)/2), so that the learning rate
@@ -109,7 +112,8 @@ def scale_by_anon(
         mu, nu, v = (jax.tree.map(_zeros, params) for _ in range(3))
         level = jax.tree.map(lambda x: jnp.zeros((), x.dtype), v)
         brake = jax.tree.map(lambda x: jnp.array([0, 0, 1], x.dtype), v)
-        return ScaleByAnonState(count, refreshed, jnp.array(gamma, float), mu, nu, v, level, brake)
+        memory = jnp.zeros((), float)
+        return ScaleByAnonState(count, refreshed, memory, jnp.array(gamma, float), mu, nu, v, level, brake)
 
     def update(
         updates: optax.Updates, state: ScaleByAnonState, params: optax.Params | None = None
@@ -226,8 +230,8 @@ class _Clock(NamedTuple):
     due: bool
     """Known when a step is traced, because a refresh and the steps between are two programs."""
     w: Array
-    total_weight: Array
-    """Of all samples so far."""
+    memory: Array
+    """The state's, as it has faded by now."""
     bias_correction1: Number
     gamma_before: Array
     gamma: Array
@@ -286,17 +290,21 @@ def _weight(b: Number, n: Array) -> Array:
 def _step(
     rule: _Rule, due: bool, updates: optax.Updates, state: ScaleByAnonState
 ) -> tuple[optax.Updates, ScaleByAnonState]:
-    count, refreshed, gamma_before, *trees = state
+    count, refreshed, memory, gamma_before, *trees = state
     gamma = jnp.asarray(rule.gamma, gamma_before.dtype) if due else gamma_before
     bias_correction1 = _weight(rule.b1, count) if rule.bias_correction else 1.0
-    weights = _weight(rule.b2, count - refreshed), _weight(rule.b2, count)
-    clock = _Clock(due, *weights, bias_correction1, gamma_before, gamma)
+    w, faded = _weight(rule.b2, count - refreshed), memory * rule.b2 ** (count - refreshed)
+    clock = _Clock(due, w, faded, bias_correction1, gamma_before, gamma)
     grads, tree = jax.tree.flatten(updates)
     leaves = map(_Leaf._make, zip(*map(tree.flatten_up_to, trees), strict=True))
     stepped = [_step_one(rule, clock, g, leaf) for g, leaf in zip(grads, leaves, strict=True)]
     scaled = tree.unflatten([update for update, _ in stepped])
     columns = zip(*(leaf for _, leaf in stepped), strict=True) if stepped else [()] * len(_Leaf._fields)
-    return scaled, ScaleByAnonState(count, count if due else refreshed, gamma, *map(tree.unflatten, columns))
+    if due:
+        refreshed = count
+        whole = jnp.where(gamma_before != gamma, 0, faded) + w if rule.b3 is None else jnp.ones_like(memory)
+        memory = whole.astype(memory.dtype)
+    return scaled, ScaleByAnonState(count, refreshed, memory, gamma, *map(tree.unflatten, columns))
 
 
 def _step_one(rule: _Rule, clock: _Clock, grad: Array, leaf: _Leaf) -> tuple[Array, _Leaf]:
@@ -365,7 +373,7 @@ def _refresh(rule: _Rule, clock: _Clock, nu: Array, w: Array, v: Array, level: A
     mean = jnp.where(taught, sigma, 0).sum() / jnp.maximum(taught.sum(), 1).astype(v.dtype)
     b3 = rule.b3
     if b3 is None:
-        b3 = jnp.maximum(1 - w / clock.total_weight.astype(w.dtype), 0)
+        b3 = (clock.memory / (clock.memory + clock.w)).astype(v.dtype)
     level = _mix_level(level, mean, b3)
 
     sigma = jnp.where(first_seen, nu / (1 - rule.b2) + rule.eps, sigma)

@@ -73,9 +73,10 @@ def test_shares_of_a_run_are_those_of_the_schedule():
     "path", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["single", "foreach", "fused"]
 )
 def test_state_bytes_per_parameter(dtype, path):
-    """12 with everything, 8 once s is released, 2 less with v in bfloat16; five scalars a tensor beside."""
+    """12 with everything, 8 once s is released, 2 less with v in bfloat16; beside, six numbers of four bytes and two of
+    eight a tensor, and what a released s leaves."""
     elements = 10_000
-    beside = 40
+    beside = 6 * 4 + 2 * 8 + 4
 
     def after(steps, **options):
         p = torch.nn.Parameter(torch.ones(elements, dtype=dtype))

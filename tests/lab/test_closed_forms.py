@@ -126,13 +126,13 @@ def test_adabelief_of_two_gradients_by_hand() -> None:
 @given(
     gamma=st.floats(-2, 2),
     eps=st.sampled_from([1e-2, 1e-4, 1e-8]),
-    beta3=st.sampled_from([0.0, 0.5, 0.9]),
+    beta3=st.sampled_from([0.0, 0.5, 0.9, None]),
     growth=st.sampled_from([1.5, 2.0]),
     steps=st.integers(1, 20),
     seed=st.integers(0, 1000),
 )
 def test_anon_and_the_interval_of_theorem_2(
-    gamma: float, eps: float, beta3: float, growth: float, steps: int, seed: int
+    gamma: float, eps: float, beta3: float | None, growth: float, steps: int, seed: int
 ) -> None:
     gradients = history(steps, seed=seed)
     form = closed_forms.anon(gradients, gamma=gamma, eps=eps, beta3=beta3, growth=growth)

@@ -931,6 +931,19 @@ def test_of_equally_long_runs_those_with_most_seeds_count() -> None:
             assert sorted(test.verdict for test in found.tests) == ["better", "worse"]
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_method_is_what_was_tuned_as_all_were(seeds: int) -> None:
+    """And not the same with other trials of the weight decay, also where that has more seeds."""
+    good, bad = [1.0, 1.01, 1.02], [2.0, 2.01, 2.02]
+    grounds = []
+    for name in "ab":
+        ground = another(name, metric=LOSS)
+        usual = made_line("Anon γ 1", ground, bad[:seeds])
+        gentler = replace(made_line("Anon γ 1", ground, good), label="Anon γ 1, less decay")
+        grounds.append([made_line("AdamW", ground, [1.5, 1.51, 1.52]), usual, gentler])
+    assert [each.ahead for each in _across.across(grounds, ("AdamW",))] == ([0] if seeds > 1 else [])
+
+
 def test_gammas_with_and_without_lr_scale_are_two_methods() -> None:
     good, bad = [1.0, 1.01, 1.02], [2.0, 2.01, 2.02]
     grounds = []

@@ -115,7 +115,7 @@ class AnonVariant(Anon):
         return loss
 
     def _step_one(self, p: Tensor, state: dict[str, Tensor], o: StepOptions) -> None:
-        raw_grad, m, s, w = p.grad, state["exp_avg"], state["exp_avg_sq"], state["weight"]
+        raw_grad, m, s, w, memory = (p.grad, *(state[name] for name in ("exp_avg", "exp_avg_sq", "weight", "memory")))
         assert raw_grad is not None
         state["step"].add_(1)
         grad = raw_grad.add(p, alpha=o.weight_decay) if o.couples_decay else raw_grad
@@ -126,7 +126,7 @@ class AnonVariant(Anon):
 
         table = _idu.refresh_table(o.growth, p.device) if o.capturable else state["step"]
         clock = read_clock(state["step"], state["gamma"], table, m.dtype, o)
-        accumulate_(clock, s, w, sample, o.beta2)
+        accumulate_(clock, s, w, memory, sample, o.rule)
         if self.drift is not None:
             clock = clock._replace(due=self._due(clock, s, w, state["before"], o))
         v, level = self._preconditioned(p, clock, o.rule, raw_grad, sample, state)
@@ -144,7 +144,7 @@ class AnonVariant(Anon):
             p.mul_(1 - o.lr * o.weight_decay)
         p.sub_(update * step_size)
         write_((state["preconditioner"], state["level"]), (v, level))
-        end_interval_(clock, o.rule, s, w, state["gamma"])
+        end_interval_(clock, o.rule, s, w, memory, state["gamma"])
 
     def _due(self, clock: Clock, s: Tensor, w: Tensor, before: Tensor, o: StepOptions) -> bool | Tensor:
         """Whether the schedule says so or the second moment has drifted; `before` is its mean at the last refresh."""
@@ -166,7 +166,7 @@ class AnonVariant(Anon):
         gamma: Any = clock.gamma
         if clock.due is not False:
             refresh = torch.vmap(_idu.refresh, (0, 0, None, 0, None, None, None)) if self._has_rows(p) else _idu.refresh
-            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], level, rule, gamma, clock.step)
+            refreshed = refresh(v, state["exp_avg_sq"], state["weight"], level, rule, gamma, state["memory"])
             v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
         if rule.touch and clock.due is not True and rule.gamma != 0:
             v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma))

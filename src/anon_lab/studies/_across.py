@@ -95,14 +95,18 @@ FOUND_ON = {
 def across(grounds: Iterable[Sequence[Line]], references: Sequence[str]) -> list[Across]:
     """By reference, then by gamma, where there are several tasks with several seeds of both. A network that was trained
     several times is one task: its longest runs count, of equally long ones those with most seeds, of these the first.
-    The ground that ended the choice of the guards has no say."""
+    The ground that ended the choice of the guards has no say, and of what a study reports twice for one method, with
+    other trials of the weight decay, only the first counts."""
     found: dict[tuple[str, Method], dict[str, tuple[Weight, Test]]] = {}
     for contenders in grounds:
         ground = contenders[0].ground
         named = {line.label: line for line in contenders if line.label in references}
-        ours = (line for line in contenders if "gamma" in line.settings)
-        for reference, line in product(named.values(), ours):
-            test, method = _test(line, reference), Method.of(line.settings)
+        ours: dict[Method, Line] = {}
+        for line in contenders:
+            if "gamma" in line.settings:
+                ours.setdefault(Method.of(line.settings), line)
+        for reference, (method, line) in product(named.values(), ours.items()):
+            test = _test(line, reference)
             if test is None or ground.name in (CHOICE, *method.found_on):
                 continue
             seeds = min(len(line.records), len(reference.records))
