@@ -597,7 +597,15 @@ def test_compiled_steps_equal_eager_ones_and_compile_once(gamma, backend):
 @compiles
 @pytest.mark.parametrize(
     "options",
-    [{"foreach": True}, {"capturable": True}, {"guard": None}, {"lr_scale": "tensor"}, {"growth": 1.2}],
+    [
+        {"foreach": True},
+        {"capturable": True},
+        {"guard": None},
+        {"lr_scale": "tensor"},
+        {"growth": 1.2},
+        {"beta3": None},
+        {"beta3": None, "foreach": True},
+    ],
     ids=str,
 )
 def test_compiled_steps_equal_eager_ones_with(options, backend):

@@ -14,7 +14,9 @@ from anon_optim import Anon
 
 OPTIONS = [
     {"gamma": 1.1, "foreach": False},
+    {"gamma": 1.5, "foreach": False, "beta3": None, "growth": 1.25},
     {"gamma": 0.5, "foreach": True, "weight_decay": 0.1},
+    {"gamma": 1.0, "foreach": True, "beta3": None, "growth": 1.25},
     {"gamma": -0.5, "fused": True, "lr_scale": "tensor"},  # a kernel does not take shards: another path does
 ]
 

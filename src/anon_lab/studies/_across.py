@@ -87,6 +87,7 @@ Weight = tuple[float, int, int]
 FOUND_ON = {
     "γ 1.5": ("zipf", "gpt 1m"),
     "γ 1, growth 1.25": ("diffusion 16px",),
+    "γ 1, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
     "γ 1, growth 1.25, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
 }
 """Tasks on which a method was singled out, and so have no say in what it adds up to."""
