@@ -204,8 +204,7 @@ class Guarded:
         kept = self.beta3
         if kept is None:
             kept = sum(self.weights) / (sum(self.weights) + self.w)
-        known = self.weights if self.gamma_in_use == self.gamma else []
-        self.weights = [*known, self.w] if self.beta3 is None else [1.0]
+        self.weights = [*self.weights, self.w] if self.beta3 is None else [1.0]
         gamma = self.gamma_in_use = self.gamma
         taught = (self.s > 0) & np.isfinite(self.s)
         sigma = self.s / self.w + self.eps

@@ -147,6 +147,7 @@ def assert_state_is_the_oracles(state, oracle, gamma):
         brake = [oracle.foreseen, oracle.average, oracle.excess]
         assert state["brake"].tolist() == pytest.approx(brake, rel=2 * max(v_error, clipped_v_error) + 128 * U)
     assert state["weight"].item() == pytest.approx(oracle.w, rel=128 * U)
+    assert state["memory"].item() == pytest.approx(sum(oracle.weights), rel=128 * U)
     assert state["gamma"].item() == oracle.gamma_in_use
     assert state["step"].item() == oracle.t
 
@@ -321,16 +322,19 @@ def test_the_clip_finds_whom_it_concerns_anywhere_in_float32(gamma, clip):
 
 
 @pytest.mark.parametrize("brake", [False, True])
+@pytest.mark.parametrize("clip", [0.5, 1e-15])
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 1.1, 1.5, 2.0])
-def test_the_clip_finds_a_single_coordinate(gamma, brake):
+def test_the_clip_finds_a_single_coordinate(gamma, clip, brake):
     """128 at a time are looked at at once: row after row has one place that is 0.1 % beyond the clip, or within it."""
     n = 128
-    size = torch.logspace(-12, 12, n, dtype=torch.float64).float()
-    limit = (0.5 / size.double()) ** gamma
+    size = torch.logspace(-6, 3, n, dtype=torch.float64).float()
+    limit = (clip / size.double()) ** gamma
     for share, moves in ((1.001, True), (0.999, False)):
         v = (limit[:, None] * torch.where(torch.eye(n, dtype=torch.bool), share, 0.9)).float()
         p = torch.nn.Parameter(torch.zeros(n, n))
-        opt = fused([p], lr=0.0, gamma=gamma, betas=(0.0, 0.999), growth=float("inf"), guard=Guard(brake=brake))
+        opt = fused(
+            [p], lr=0.0, gamma=gamma, betas=(0.0, 0.999), growth=float("inf"), guard=Guard(clip=clip, brake=brake)
+        )
         p.grad = size[:, None].expand(n, n).contiguous()
         opt.step()
         opt.state[p]["preconditioner"].copy_(v)
@@ -439,6 +443,30 @@ def test_equals_the_single_path(path, dtype):
     train_together(ours, theirs, tolerance, grads=dense_gradient if unguarded else gradient)
     assert all(not plan.rest for plan in ours._plans.values())
     assert_states_agree(ours, theirs, gamma)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_each_tensor_has_a_memory_of_its_own(capturable):
+    """One batch, whose tensors remember differently, and on whose way gamma changes and somebody refreshes."""
+    options = {"lr": 0.002, "gamma": 1.5, "beta3": None, "growth": 1.25, "betas": (0.9, 0.99), "capturable": capturable}
+    ours, theirs = both(SHAPES, **options)
+
+    def change(t, opt):
+        states = [opt.state[p] for p in params_of(opt)]
+        if t == 7:
+            for state, share in zip(states, torch.linspace(0.1, 1, len(states)), strict=True):
+                state["memory"].mul_(share)
+        if t == 12:
+            opt.param_groups[0]["gamma"] = 1.1
+        if t == 22:
+            opt.refresh()
+
+    tolerance = error_of_update(1.5, paths=2, logs_in_float=True) + (42 * U if capturable else 0)
+    train_together(ours, theirs, tolerance, steps=30, each_step=change)
+    assert all(len(plan.batches) == 1 and not plan.rest for plan in ours._plans.values())
+    memories = [[opt.state[p]["memory"].item() for p in params_of(opt)] for opt in (ours, theirs)]
+    assert memories[0] == pytest.approx(memories[1], rel=64 * U)
+    assert len(set(memories[0])) == len(SHAPES)
 
 
 def test_a_projection_holds_after_rounding():
@@ -616,11 +644,12 @@ def test_max_grad_norm_is_clip_grad_norm():
     train_together(ours, theirs, error_of_update(1.0, 2, logs_in_float=True) + 26 * U, each_step=clip)
 
 
+@pytest.mark.parametrize("memory", [{}, {"beta3": None, "growth": 1.3}], ids=["", "Adam's memory"])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_amp_unscales_and_skips(capturable):
+def test_amp_unscales_and_skips(capturable, memory):
     params, plain = ([parameter(shape) for shape in SHAPES] for _ in range(2))
-    ours = fused(params, lr=0.002, capturable=capturable)
-    theirs = single(plain, lr=0.002)
+    ours = fused(params, lr=0.002, capturable=capturable, **memory)
+    theirs = single(plain, lr=0.002, **memory)
     for t in range(1, 12):
         for p, q in zip(params, plain, strict=True):
             p.grad = gradient(p, t) * 1024
@@ -640,6 +669,7 @@ def test_amp_unscales_and_skips(capturable):
     for p, q in zip(params, plain, strict=True):
         # eleven updates below lr each, and eleven roundings of a number below 2
         torch.testing.assert_close(p, q, rtol=0, atol=11 * (0.002 * tolerance + 2 * U))
+        assert ours.state[p]["memory"].item() == pytest.approx(theirs.state[q]["memory"].item(), rel=64 * U)
 
 
 def test_a_bad_gradient_spoils_its_own_coordinate_only():

@@ -126,6 +126,28 @@ def test_equals_the_readable_path(options, capturable):
         assert_equal(actual, expected, 2e-6)
 
 
+@pytest.mark.parametrize("capturable", [False, True], ids=["host clock", "device clock"])
+def test_each_tensor_has_a_memory_of_its_own(capturable):
+    """One batch, whose tensors remember differently, and on whose way gamma changes and somebody refreshes."""
+    history = gradients(14)
+
+    def change(t, optimizer, params):
+        if t == 6:
+            for p, share in zip(params, np.linspace(0.1, 1, len(params)), strict=True):
+                optimizer.state[p]["memory"].mul_(float(share))
+        if t == 8:
+            optimizer.param_groups[0]["gamma"] = 1.1
+        if t == 12:
+            optimizer.refresh()
+
+    options = {"lr": 0.01, "gamma": 1.5, "beta3": None, "growth": 1.25, "betas": (0.9, 0.99), "before_step": change}
+    expected, _ = train(history, **single(**options))
+    actual, optimizer = train(history, **fused(capturable=capturable, **options))
+    assert_equal(actual, expected, 2e-6)
+    memories = [state["memory"].item() for state in optimizer.state.values()]
+    assert len(set(memories)) == len(memories)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_parameters_are_rounded_once(dtype):
     history = gradients(9)

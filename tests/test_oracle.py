@@ -184,19 +184,6 @@ def test_long_intervals_leave_as_little_of_the_old_as_adam_does():
     torch.testing.assert_close(opt.state[p]["preconditioner"] ** -2.0, expected, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("path", [{"foreach": False}, {"foreach": True}, {"fused": True}])
-def test_another_gamma_starts_adams_memory_anew(path):
-    p = torch.nn.Parameter(torch.zeros(SHAPE, dtype=torch.float32 if "fused" in path else torch.float64))
-    opt = Anon([p], 0.0, 0.9, eps=0.0, guard=None, beta3=None, growth=at_every_step, **path)
-    gradients = heterogeneous_gradients(dense=True)
-    for t, g in enumerate(gradients, start=1):
-        opt.param_groups[0]["gamma"] = 0.9 if t < 30 else 1.1
-        p.grad = torch.tensor(g, dtype=p.dtype)
-        opt.step()
-    expected = ema([abs(g) ** 2.2 for g in gradients[29:]], 0.999)
-    np.testing.assert_allclose(opt.state[p]["preconditioner"].numpy() ** -2.0, expected, rtol=1e-4)
-
-
 @pytest.mark.parametrize("by_hand", [(), (5, 23, 24, 50)])
 def test_at_a_refresh_psi_with_adams_memory_is_adams(by_hand):
     """Also where somebody refreshes within an interval: no sample counts twice, and none is lost."""
@@ -210,6 +197,35 @@ def test_at_a_refresh_psi_with_adams_memory_is_adams(by_hand):
         if t in by_hand or t in (1, 2, 4, 8, 16, 32, 64):
             psi2 = opt.state[p]["preconditioner"].numpy() ** -2
             np.testing.assert_allclose(psi2, ema([each**2 for each in gradients[:t]], 0.999), rtol=1e-9)
+
+
+def test_adams_memory_of_an_adamw_that_was_taken_over():
+    gradients = heterogeneous_gradients(steps=40, dense=True)
+    p = parameter(random_theta())
+    adamw = torch.optim.AdamW([p], betas=(0.9, 0.95), lr=0.0)
+    for g in gradients[:21]:
+        p.grad = torch.tensor(g)
+        adamw.step()
+    opt = single([p], betas=(0.9, 0.95), guard=None, beta3=None, eps=0.0)
+    opt.load_adamw_state(adamw.state_dict())
+    for g in gradients[21:32]:
+        p.grad = torch.tensor(g)
+        opt.step()
+    psi2 = opt.state[p]["preconditioner"].numpy() ** -2
+    np.testing.assert_allclose(psi2, ema([g**2 for g in gradients[:32]], 0.95), rtol=1e-9)
+
+
+def test_on_the_step_on_which_beta3_becomes_none_psi_is_a_whole_average():
+    for switch in (1025, 1300, 2040):
+        p = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+        opt = single([p], lr=0.0, guard=None, eps=0.0)
+        for t in range(1, 2049):
+            if t == switch:
+                opt.param_groups[0]["beta3"] = None
+            p.grad = torch.full((4,), 1.0 if t <= 1024 else 1e-9, dtype=torch.float64)
+            opt.step()
+        old, new = 0.999 ** (2049 - switch), 1 - 0.999**1024
+        np.testing.assert_allclose(opt.state[p]["preconditioner"].numpy() ** -2, old / (old + new), rtol=1e-9)
 
 
 # Anon against the oracle
@@ -252,6 +268,7 @@ def assert_state_matches(state, oracle):
     if oracle.foreseen:
         assert state["brake"].tolist() == pytest.approx([oracle.foreseen, oracle.average, oracle.excess], rel=1e-12)
     assert state["weight"].item() == pytest.approx(oracle.w, rel=1e-12)
+    assert state["memory"].item() == pytest.approx(sum(oracle.weights), rel=1e-12)
     assert state["gamma"].item() == oracle.gamma_in_use
 
 
@@ -816,6 +833,7 @@ def test_adamw_state_is_taken_over(gamma, floor, amsgrad):
     assert not ours["exp_avg_sq"].any()
     assert ours["weight"].item() == 0
     assert ours["level"].item() == pytest.approx(mean, rel=1e-12)
+    assert ours["memory"].item() == 1
 
     before = p.detach().clone()
     p.grad = torch.zeros_like(p)

@@ -463,7 +463,7 @@ class Anon(Optimizer):
                 refreshed = _idu.refresh(v.to(s.dtype), s, w, state["level"], rule, gamma, memory)
                 write_((v, state["level"]), refreshed)
                 start_brake_(state["brake"], s, w, *refreshed, rule.gamma)
-                memory.copy_(_idu.remembered(rule, memory, w, gamma != rule.gamma))
+                memory.copy_(_idu.remembered(rule, memory, w))
                 forget_what_was_seen(state["preconditioner"])
                 state["gamma"].fill_(rule.gamma)
                 s.zero_()
@@ -538,7 +538,7 @@ class Anon(Optimizer):
             # NaN is no gamma at all: every coordinate with a second moment takes it as its first.
             memory = state["memory"]
             refreshed = _idu.refresh(torch.ones_like(s), s, bias_correction2, state["level"], rule, math.nan, memory)
-            memory.copy_(_idu.remembered(rule, memory, bias_correction2, changed=True))
+            memory.copy_(_idu.remembered(rule, memory, bias_correction2))
             write_((v, state["level"]), refreshed)
             start_brake_(state["brake"], s, bias_correction2, *refreshed, rule.gamma)
             s.zero_()

@@ -351,7 +351,7 @@ def _numbers(o: StepOptions, factor: Tensor | None, **clock: Any) -> Numbers:
 
 def _beta3s(memories: Tensor, weights: Tensor, rule: Rule) -> Tensor:
     """Of each tensor, as a refresh on this step would have it."""
-    return torch.ones_like(memories) * _idu.kept(rule, memories, weights)
+    return torch.ones_like(memories, dtype=torch.float64) * _idu.kept(rule, memories, weights)
 
 
 def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Tensor | None) -> None:
@@ -376,7 +376,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
     )
     launch(batch, numbers, due=due, clock=None)
     if due:
-        batch.memories.copy_(_idu.remembered(o.rule, batch.memories, batch.weights, gamma != o.rule.gamma))
+        batch.memories.copy_(_idu.remembered(o.rule, batch.memories, batch.weights))
         batch.weights.zero_()
         batch.gammas.fill_(o.rule.gamma)
     if not batch.released and _idu.is_dead(t, o.growth, o.lazy.total_steps):
@@ -400,11 +400,10 @@ def _step_by_device_clock(
     skipped = 0.0 if found_inf is None else found_inf
     weights = torch.where(accumulate, batch.weights * o.beta2 + (1 - o.beta2), batch.weights)
     gammas = torch.where(due, o.rule.gamma, batch.gammas)
-    changed = batch.gammas != o.rule.gamma
     one = torch.ones_like(steps)
     memories = batch.memories
     if o.rule.beta3 is None:
-        memories = memories * torch.where(skipped * one > 0, 1.0, o.beta2)
+        memories = torch.where(skipped * one > 0, memories, memories * o.beta2)
     columns = [
         due.to(torch.float32) - skipped * one,
         accumulate,
@@ -412,12 +411,12 @@ def _step_by_device_clock(
         one * o.lr,
         gammas,
         weights,
-        changed,
+        batch.gammas != o.rule.gamma,
         _beta3s(memories, weights, o.rule),
     ]
     clock = torch.stack([column.to(torch.float32) for column in columns], dim=1)
     numbers = _numbers(o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, beta3s=None, accumulate=True)
     launch(batch, numbers, due=True, clock=clock)
-    batch.memories.copy_(torch.where(due, _idu.remembered(o.rule, memories, weights, changed), memories))
+    batch.memories.copy_(torch.where(due, _idu.remembered(o.rule, memories, weights), memories))
     batch.weights.copy_(torch.where(due, 0.0, weights))
     batch.gammas.copy_(gammas)

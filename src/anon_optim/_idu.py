@@ -194,12 +194,10 @@ def kept(rule: Rule, memory: Tensor, w: Tensor) -> float | Tensor:
     return memory / (memory + w)
 
 
-def remembered(rule: Rule, memory: Tensor, w: Tensor, changed: bool | Tensor) -> Tensor:
-    """`memory` after a refresh, from where it falls by beta2 a step if beta3 is None. `changed` is whether gamma has,
-    which drops what was in psi2. With another beta3 psi2 counts as a whole average, should that become None."""
-    if rule.beta3 is not None:
-        return torch.ones_like(memory)
-    return pick(changed, torch.zeros_like(memory), memory) + w
+def remembered(rule: Rule, memory: Tensor, w: Tensor) -> Tensor:
+    """`memory` after a refresh; from there it falls by beta2 a step. It stays 1 under any other beta3, so that psi2
+    counts as a whole average on the step on which that becomes None."""
+    return memory + w if rule.beta3 is None else torch.ones_like(memory)
 
 
 def _mix(log_old: Tensor, log_new: Tensor, beta3: float | Tensor, first: Tensor) -> Tensor:
@@ -215,8 +213,11 @@ def _mix(log_old: Tensor, log_new: Tensor, beta3: float | Tensor, first: Tensor)
 def _mix_level(level: Tensor, mean: Tensor, beta3: float | Tensor) -> Tensor:
     """Like psi2 at gamma = 1; kept as it is where nothing was learnt (mean = 0)."""
     limits = torch.finfo(level.dtype)
-    mixed = torch.where(level > 0, (beta3 * level + (1 - beta3) * mean).to(mean.dtype), mean)
-    return torch.where(mean > 0, mixed.clamp(limits.tiny, limits.max), level)
+    rest: Any = 1 - beta3
+    if isinstance(beta3, Tensor):  # a float64 on the host
+        beta3, rest = beta3.to(level.dtype), rest.to(level.dtype)
+    mixed = torch.where(level > 0, beta3 * level + rest * mean, mean).clamp(limits.tiny, limits.max)
+    return torch.where(mean > 0, mixed, level)
 
 
 def scale_of(level: Tensor, gamma: float | Tensor) -> Tensor:

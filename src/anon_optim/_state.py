@@ -46,8 +46,8 @@ def raise_if_foreign(state_dict: dict[str, Any]) -> None:
     for state in state_dict["state"].values():
         if state and (missing := ENTRIES - set(state)):
             raise ValueError(
-                f"Invalid state_dict: its state lacks {', '.join(sorted(missing))}, so it is another optimizer's; "
-                "`load_adamw_state` takes that of torch's Adam and AdamW"
+                f"Invalid state_dict: its state lacks {', '.join(sorted(missing))}, so it is another optimizer's, "
+                "or an earlier version's; `load_adamw_state` takes that of torch's Adam and AdamW"
             )
 
 

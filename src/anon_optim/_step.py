@@ -245,8 +245,7 @@ def start_brake_(brake: Tensor, s: Tensor, w: Tensor, v: Tensor, level: Tensor, 
 
 def end_interval_(clock: Clock, rule: Rule, exp_avg_sq: Tensor, weight: Tensor, memory: Tensor, gamma: Tensor) -> None:
     if clock.due is not False:
-        remembered = _idu.remembered(rule, memory, weight, clock.gamma != rule.gamma)
-        memory.view(1).copy_(_idu.pick(clock.due, remembered, memory))
+        memory.view(1).copy_(_idu.pick(clock.due, _idu.remembered(rule, memory, weight), memory))
     if clock.due is True:
         exp_avg_sq.zero_()
         weight.zero_()

@@ -78,8 +78,7 @@ def scale_by_anon(
     - `gamma`: the adaptivity: 0 is momentum SGD, 1 like Adam. A change takes effect at the next refresh.
     - `b1`, `b2`: decay of the averages of the gradient and of its square.
     - `eps`: added to the second moment, on the squared scale.
-    - `b3`: weight of the old psi2 at a refresh; None: what Adam's average would keep, (b2^n - b2^t) / (1 - b2^t)
-      where gamma never changed.
+    - `b3`: weight of the old psi2 at a refresh; None: what Adam's average would keep, (b2^n - b2^t) / (1 - b2^t).
     - `growth`: ratio of successive refresh times, or a function of the step; inf: only the first step.
     - `guard`: see :class:`anon_optim.Guard`; None gives the printed algorithm.
     - `lr_scale`: "tensor" divides the update of each array by mean(sigma)^((1 - gamma)/2), so that the learning rate
@@ -302,8 +301,7 @@ def _step(
     columns = zip(*(leaf for _, leaf in stepped), strict=True) if stepped else [()] * len(_Leaf._fields)
     if due:
         refreshed = count
-        whole = jnp.where(gamma_before != gamma, 0, faded) + w if rule.b3 is None else jnp.ones_like(memory)
-        memory = whole.astype(memory.dtype)
+        memory = (faded + w).astype(memory.dtype) if rule.b3 is None else jnp.ones_like(memory)
     return scaled, ScaleByAnonState(count, refreshed, memory, gamma, *map(tree.unflatten, columns))
 
 

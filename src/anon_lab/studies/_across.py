@@ -96,8 +96,8 @@ FOUND_ON = {
 def across(grounds: Iterable[Sequence[Line]], references: Sequence[str]) -> list[Across]:
     """By reference, then by gamma, where there are several tasks with several seeds of both. A network that was trained
     several times is one task: its longest runs count, of equally long ones those with most seeds, of these the first.
-    The ground that ended the choice of the guards has no say, and of what a study reports twice for one method, with
-    other trials of the weight decay, only the first counts."""
+    The ground that ended the choice of the guards has no say, and where a study reports one method several times on
+    a task, tuned in other ways, the first counts."""
     found: dict[tuple[str, Method], dict[str, tuple[Weight, Test]]] = {}
     for contenders in grounds:
         ground = contenders[0].ground
