@@ -42,6 +42,11 @@ class Method(NamedTuple):
         return cls(gamma, scaled, settings["growth"], settings["beta3"] is None)
 
     @property
+    def is_default(self) -> bool:
+        """Apart from gamma and `lr_scale`."""
+        return self == Method(self.gamma, self.scaled)
+
+    @property
     def label(self) -> str:
         growth = "" if self.growth == anon_defaults()["growth"] else f", growth {self.growth:g}"
         memory = ", Adam's memory" if self.adams_memory else ""

@@ -56,6 +56,7 @@ def ends(ground: str, contenders: Sequence["Line"]) -> Figure:
             axis.plot(mean(line.values), row, look.get("marker", "o"), color=look["color"], markersize=7)
         axis.set_yticks(range(len(rows)), [line.label for line in rows])
         axis.set_ylim(-0.7, len(rows) - 0.3)
+        axis.locator_params(axis="x", nbins=5)
         axis.set_xlabel(_measured(alive[0]))
         axis.grid(axis="x", alpha=0.3)
     return figure

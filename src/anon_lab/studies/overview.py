@@ -69,6 +69,14 @@ def collected(reports: Sequence[Report]) -> tuple[dict[str, list[Line]], list[Se
     return panels, sections
 
 
+def by_default(panels: Panels) -> Panels:
+    """Anon with its own refresh times and memory, and who met it."""
+    return {
+        name: [line for line in contenders if line not in _ours(contenders) or Method.of(line.settings).is_default]
+        for name, contenders in panels.items()
+    }
+
+
 def _references(contenders: Sequence[Line]) -> list[Line]:
     named = {line.label: line for line in contenders}
     return [named[each] for each in REFERENCES if each in named]
@@ -134,7 +142,7 @@ def _draw(axis: Axes, contenders: Sequence[Line]) -> None:
         axis.axvline(
             mean(references[0].values), color=style(references[0], order)["color"], linewidth=0.8, linestyle=":"
         )
-    axis.set_yticks(range(len(order)), [line.label.replace(", ", ",\n") for line in order], fontsize=8)
+    axis.set_yticks(range(len(order)), [line.label for line in order], fontsize=8)
     axis.set_ylim(len(order) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=8)
     axis.locator_params(axis="x", nbins=4)
@@ -152,7 +160,8 @@ def save(results: Path, console: Console) -> list[Path]:
         raise ValueError(f"there is no report in {results} yet: anon study writes them")
     grounds = [contenders for report in reports for contenders in report.grounds.values()]
     found = across(grounds, REFERENCES)
-    summary = summed_up(found, panels)
+    shown = by_default(panels)
+    summary = summed_up(found, shown)
     gpts = across([each for each in grounds if each[0].ground.task == "gpt"], REFERENCES)
     sums = (section("Over all tasks", found), section("Over the GPTs", gpts))
     sections = [*(each for each in sums if len(each.lines) > 1), *sections]
@@ -160,15 +169,16 @@ def save(results: Path, console: Console) -> list[Path]:
         console.print(as_rich(each))
     torn = dict.fromkeys(path for report in reports for path in report.cut_off)
     missing = [f"The last line of {path} was cut off and is left out" for path in torn]
-    for sentence in filter(None, (headline(panels), summary, *missing)):
+    for sentence in filter(None, (headline(shown), summary, *missing)):
         console.print(f"{sentence}.", markup=False, highlight=False)
     picture = io.BytesIO()
     with rc_context({"svg.hashsalt": COMMAND}):  # the same results make the same file
-        draw(panels, summary or headline(panels)).savefig(picture, format="svg", metadata={"Date": None})
+        draw(shown, summary or headline(shown)).savefig(picture, format="svg", metadata={"Date": None})
     parts = [
         "# What the studies found",
         f"    {COMMAND}",
-        f"{headline(panels)}. Every gamma of every report below counts, by Welch's test at 5 %.",
+        f"{headline(shown)}. Every gamma of every report below counts, by Welch's test at 5 %; other refresh times and "
+        "memories than the default's, of `growth`, have rows below and no part in that and in the picture.",
         *([f"{summary}."] if summary else []),
         "![All reports at once](overview.svg)",
         *map(as_markdown, sections),
