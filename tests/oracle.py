@@ -151,7 +151,7 @@ class Guarded:
         self.t = 0
         self.m, self.s, self.v = (np.zeros_like(self.theta) for _ in range(3))
         self.w = self.level = 0.0
-        self.weights: list[float] = []  # in Adam's average, of each sample that psi is made of
+        self.weights: list[float] = []  # in Adam's average, of each interval that psi is made of
         self.foreseen = self.average = 0.0
         self.excess = 1.0
         self.gamma_in_use = gamma

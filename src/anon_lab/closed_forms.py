@@ -148,7 +148,7 @@ def anon(
     f_j,gamma = beta3^(n-j) (1 - beta3 [j > 1]) (EMA_j(g^2) + eps)^gamma, and EMA_j over the j-th interval. If beta3 is
     None, the first two factors are beta2^(a_n - a_j) (1 - beta2^(a_j - a_(j-1))).
 
-    Of the algorithm as printed, `Anon.paper`.
+    Without guards: of `Anon.paper`.
     """
     sigma = _interval_emas(gradients, beta2, growth) + eps
     ends = torch.tensor(_ends(gradients, growth), dtype=torch.float64)

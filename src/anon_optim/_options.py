@@ -40,8 +40,8 @@ class Storage:
 
     preconditioner: torch.dtype = torch.float32
     """torch.bfloat16 keeps v in two bytes instead of four, for float32 and narrower parameters. Its rounding stays
-    below 2^-8 / (1 - beta3) relatively, with beta3=None below 2^-8 / (1 - 1/growth); where it
-    is refreshed at nearly every step it does not follow at all. Takes effect on parameters that have no state yet."""
+    below 2^-8 / (1 - beta3) relatively, with beta3=None below 2^-8 / (1 - 1/growth); refreshed at nearly every step it
+    does not follow at all. Takes effect on parameters that have no state yet."""
     window_tol: float = 2**-24
     """The second moment is accumulated only in the last steps before a refresh, in which all but this share of its
     weight lies (16,628 steps at beta2 = 0.999: earlier gradients would vanish in float32's rounding). 0: always."""

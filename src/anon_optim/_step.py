@@ -134,7 +134,7 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
 
 
 def accumulate_(clock: Clock, s: Tensor, w: Tensor, memory: Tensor, sample: Tensor, rule: Rule) -> None:
-    """s <- beta2 s + (1 - beta2) sample, and its weight alike, on steps that count."""
+    """s <- beta2 s + (1 - beta2) sample, and its weight alike, on steps that count; `memory` fades on every step."""
     beta2 = rule.beta2
     if rule.beta3 is None:
         memory.view(1).mul_(beta2)

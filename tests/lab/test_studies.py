@@ -205,7 +205,7 @@ def test_wrong_names_and_places(tmp_path: Path) -> None:
     for arguments, sentence in (
         (
             ["nonsense"],
-            "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, growth, diffusion",
+            "there is no study 'nonsense'; there are guards, gamma, length, gpt2, cifar10, lag, diffusion",
         ),
         (["guards", "--data", str(tmp_path / "none")], "--data must be a folder"),
         (["diffusion", "--tiny"], "FID needs the weights"),

@@ -142,7 +142,7 @@ def _draw(axis: Axes, contenders: Sequence[Line]) -> None:
         axis.axvline(
             mean(references[0].values), color=style(references[0], order)["color"], linewidth=0.8, linestyle=":"
         )
-    axis.set_yticks(range(len(order)), [line.label for line in order], fontsize=8)
+    axis.set_yticks(range(len(order)), [line.label.replace(", ", ",\n") for line in order], fontsize=8)
     axis.set_ylim(len(order) - 0.5, -0.5)
     axis.tick_params(axis="x", labelsize=8)
     axis.locator_params(axis="x", nbins=4)
@@ -178,7 +178,7 @@ def save(results: Path, console: Console) -> list[Path]:
         "# What the studies found",
         f"    {COMMAND}",
         f"{headline(shown)}. Every gamma of every report below counts, by Welch's test at 5 %; other refresh times and "
-        "memories than the default's, of `growth`, have rows below and no part in that and in the picture.",
+        "memories than the default's have rows below, but no part in that or in the picture.",
         *([f"{summary}."] if summary else []),
         "![All reports at once](overview.svg)",
         *map(as_markdown, sections),

@@ -26,6 +26,7 @@ LABEL = f"Anon γ 1, growth {GROWTH:g}"
 ADAMS_MEMORY = "Anon γ 1, Adam's memory"
 FRESH_TOO = f"{LABEL}, Adam's memory"
 WITH_GROWTH = ("digits", "zipf", "ngram", "diffusion 16px", "gpt 1m, untied")
+"""Grounds on which it is varied, too: those that a CPU trains."""
 DECAY = (0.05, 0.025)
 """On ResNet-20; the first makes up for twice AdamW's lr."""
 
