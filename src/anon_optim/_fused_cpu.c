@@ -39,8 +39,8 @@ typedef struct {
     const int64_t *first_block; /* of each tensor, and their total */
     float *levels;              /* of each tensor */
     float *brakes;              /* three of each tensor, see _idu.py */
-    const float *weights;       /* of each tensor; unused with a clock, and so is */
-    const double *beta3s;       /* of each tensor, for a refresh */
+    const float *weights;       /* of each tensor; unused with a clock */
+    const double *beta3s;       /* of each tensor, for a refresh; unused with a clock */
     const float *clock;         /* NULL: the host decides */
     Sums *sums;                 /* of each block, for a refresh */
     double *means;              /* of sigma, for each tensor */
