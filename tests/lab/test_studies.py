@@ -843,15 +843,16 @@ def test_other_refresh_times_are_another_method() -> None:
 # All studies at one glance.
 
 
-def test_the_picture_shows_anon_with_its_own_refresh_times_and_memory() -> None:
+def test_the_picture_shows_anon_with_its_own_refresh_times_and_memory_once() -> None:
     usual = [made_line(label, GROUND, [80.0, 81.0]) for label in ("SGDM", "Anon γ 1", "Anon γ 1.5")]
     others = [
         replace(usual[1], label=label, settings={**usual[1].settings, **changes})
         for label, changes in (("fresher", {"growth": 1.25}), ("remembering", {"beta3": None}))
     ]
+    tuned_again = replace(usual[1], label="gentler", settings={**usual[1].settings, "weight_decay": 0.05})
     scaled_up = scaled(usual[2])
-    panels = overview.by_default({"a": [*usual, *others, scaled_up]})
-    assert panels == {"a": [*usual, scaled_up]}
+    panels = overview.by_default({"a": [*usual, *others, tuned_again, scaled_up], "b": [usual[0], tuned_again]})
+    assert panels == {"a": [*usual, scaled_up], "b": [usual[0], tuned_again]}
 
 
 def test_overview_of_results_made_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
