@@ -133,6 +133,7 @@ class Guarded:
         floor: float = 0.01,
         touch: bool = True,
         brake: bool = True,
+        follow: bool = False,
         lr_scale: str | None = None,
         statistic: str | Callable[[Array, Array], Array] = "gradient",
         project: Callable[[Array, Array], Array] | None = None,
@@ -143,7 +144,7 @@ class Guarded:
         self.theta = np.array(theta, dtype=np.float64)
         self.lr, self.gamma, self.betas, self.eps, self.weight_decay = lr, gamma, betas, eps, weight_decay
         self.beta3, self.growth, self.clip, self.floor, self.touch = beta3, growth, clip, floor, touch
-        self.brake = brake
+        self.brake, self.follow = brake, follow
         self.total_steps, self.window_tol = total_steps, window_tol
         self.lr_scale, self.statistic, self.project = lr_scale, statistic, project
         self.bias_correction, self.maximize = bias_correction, maximize
@@ -183,6 +184,10 @@ class Guarded:
             touched = (self.v == 0) & (raw != 0)
             sigma = np.maximum(stat + self.eps, self.floor * self.level)
             self.v = np.where(touched, sigma ** (-self.gamma_in_use / 2), self.v)
+
+        if self.follow and not is_due and self.gamma_in_use > 0 and self._counts():
+            sigma = self.s / (1 - beta2**self.t) + self.eps  # Adam's, had all been zero until the last refresh
+            self.v = np.minimum(self.v, sigma ** (-self.gamma_in_use / 2))
 
         m_hat = self.m / (1 - beta1**self.t) if self.bias_correction else self.m
         if self.gamma_in_use > 0 and self.clip < math.inf:  # sigma is no less than (m_hat / clip)^2

@@ -170,6 +170,9 @@ OPTIONS = {
     "a tight clip": {"clip": 0.1},
     "floor alone": {**UNGUARDED, "floor": 0.01},
     "brake alone": {**UNGUARDED, "brake": True},
+    "follow alone": {**UNGUARDED, "follow": True},
+    "follow in others' place": {"clip": 3.0, "touch": False, "brake": False, "follow": True},
+    "follow beside all": {"follow": True},
     "a high floor": {"floor": 0.5},
     "lr_scale": {"lr_scale": "tensor"},
     "lr_scale, unguarded": {"lr_scale": "tensor", **UNGUARDED},
@@ -196,7 +199,7 @@ OPTIONS = {
 
 def anon_options(options):
     """The oracle's flat options as Anon takes them."""
-    groups = {"guard": (Guard, ("clip", "floor", "touch", "brake")), "storage": (Storage, ("window_tol",))}
+    groups = {"guard": (Guard, ("clip", "floor", "touch", "brake", "follow")), "storage": (Storage, ("window_tol",))}
     flat = dict(options)
     for name, (kind, fields) in groups.items():
         flat[name] = kind(**{field: flat.pop(field) for field in fields if field in flat})

@@ -90,6 +90,8 @@ OPTIONS = {
     "no floor": {"guard": Guard(floor=0.0)},
     "no touch": {"guard": Guard(touch=False)},
     "no brake": {"guard": Guard(brake=False)},
+    "follow": {"guard": Guard(follow=True)},
+    "follow alone": {"guard": Guard(math.inf, 0.0, touch=False, brake=False, follow=True)},
     "decoupled decay": {"weight_decay": 0.1},
     "coupled decay": {"weight_decay": 0.1, "decoupled_weight_decay": False},
     "maximize": {"maximize": True},
@@ -124,6 +126,19 @@ def test_equals_the_readable_path(options, capturable):
         actual, _ = train(history, **fused(lr=0.01, gamma=gamma, capturable=capturable, **options))
         # The printed form divides by sqrt(eps) where there was no gradient, which magnifies rounding.
         assert_equal(actual, expected, 2e-6)
+
+
+@pytest.mark.parametrize("capturable", [False, True], ids=["host clock", "device clock"])
+@pytest.mark.parametrize("gamma", [1.0, 1.5])
+def test_psi_follows_gradients_that_grow(gamma, capturable):
+    """Ten times as large from step 5 on, of which psi hears at step 8 otherwise."""
+    history = [[gradient * (10 if t >= 4 else 1) for gradient in step] for t, step in enumerate(gradients(8))]
+    options = {"lr": 0.01, "gamma": gamma, "guard": Guard(math.inf, 0.0, touch=False, brake=False, follow=True)}
+    expected, _ = train(history, **single(**options))
+    actual, optimizer = train(history, **fused(capturable=capturable, **options))
+    assert_equal(actual, expected, 2e-6)
+    frozen, _ = train(history, **fused(**{**options, "guard": None}))
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(actual, frozen, strict=True))
 
 
 @pytest.mark.parametrize("capturable", [False, True], ids=["host clock", "device clock"])

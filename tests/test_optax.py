@@ -35,6 +35,8 @@ OPTIONS = {
     "a tight clip": {**UNGUARDED, "clip": 0.1},
     "a high floor": {"floor": 0.5},
     "brake alone": {**UNGUARDED, "brake": True},
+    "follow alone": {**UNGUARDED, "follow": True},
+    "follow beside all": {"follow": True},
     "lr_scale": {"lr_scale": "tensor"},
     "belief": {"statistic": "belief"},
     "belief, printed": {"statistic": "belief", **UNGUARDED},
@@ -60,7 +62,7 @@ def x64():
 def as_optax(options):
     """The oracle's options under optax's names."""
     options = dict(options)
-    guard = Guard(**{name: options.pop(name) for name in ("clip", "floor", "touch", "brake") if name in options})
+    guard = Guard(**{name: options.pop(name) for name in ("clip", "floor", "touch", "brake", "follow") if name in options})
     b1, b2 = options.pop("betas", (0.9, 0.999))
     return {"b1": b1, "b2": b2, "b3": options.pop("beta3", 0.5), "guard": guard, **options}
 

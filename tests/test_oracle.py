@@ -91,7 +91,7 @@ def guarded_history(gradients, theta, changes=None, **options):
 def as_guard(options):
     """The oracle's flat options as Anon takes them."""
     options = dict(options)
-    names = [name for name in ("clip", "floor", "touch", "brake") if name in options]
+    names = [name for name in ("clip", "floor", "touch", "brake", "follow") if name in options]
     guard = {name: options.pop(name) for name in names}
     return {**options, "guard": Guard(**guard)}
 
@@ -282,6 +282,10 @@ VARIANTS = {
     "a tight clip": {**UNGUARDED, "clip": 0.1},
     "floor alone": {**UNGUARDED, "floor": 0.01},
     "brake alone": {**UNGUARDED, "brake": True},
+    "follow alone": {**UNGUARDED, "follow": True},
+    "follow in others' place": {"clip": 3.0, "touch": False, "brake": False, "follow": True},
+    "follow beside all": {"follow": True},
+    "follow with beta2 0": {"follow": True, "betas": (0.9, 0.0)},
     "a high floor": {"floor": 0.5},
     "no brake": {"brake": False},
     "brake and touch": {"clip": math.inf, "floor": 0.0},

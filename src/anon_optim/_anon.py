@@ -717,7 +717,7 @@ def _multi_tensor_anon(
                 torch._foreach_add_([weights[i] for i in indices], 1 - o.beta2)
             of_group = ([clocks[i] for i in indices], [levels[i] for i in indices])
             buffers = [preconditioners[i] for i in indices]
-            guarded = preconditioned_all(*of_group, o.rule, raw_grads, samples, ms, vs, buffers)
+            guarded = preconditioned_all(*of_group, o.rule, raw_grads, samples, ms, ss, vs, buffers)
             for i, before, after in zip(indices, vs, guarded, strict=True):
                 if after is not before:
                     real_view(preconditioners[i]).copy_(after)

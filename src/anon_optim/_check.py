@@ -62,6 +62,7 @@ CHECKS: dict[str, Check] = {
     "window_tol": BELOW_ONE,
     "touch": (lambda x: isinstance(x, bool), "True or False"),
     "brake": (lambda x: isinstance(x, bool), "True or False"),
+    "follow": (lambda x: isinstance(x, bool), "True or False"),
     "error_if_nonfinite": (lambda x: isinstance(x, bool), "True or False"),
     "bias_correction": (lambda x: isinstance(x, bool), "True or False"),
     "decoupled_weight_decay": (lambda x: isinstance(x, bool), "True or False"),

@@ -16,9 +16,12 @@ from anon_optim import _idu
 TAIL = tl.constexpr(_idu.TAIL)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
-CLOCK_COLUMNS = ("due", "accumulate", "bias_correction1", "lr", "gamma", "weight", "changed", "beta3")
+CLOCK_COLUMNS = (
+    "due", "accumulate", "bias_correction1", "lr", "gamma", "weight", "changed", "beta3", "bias_correction2",
+)  # fmt: skip
 """Of a batch's clock where the device keeps it (`DEVICE_CLOCK`). `due` is 1 for a refresh step, 0 for a step between
 refreshes, -1 for a step that AMP skips."""
+COLUMNS = tl.constexpr(len(CLOCK_COLUMNS))
 
 
 @triton.jit
@@ -155,11 +158,11 @@ def _step_size(level, gamma, lr, bias_correction1, LR_SCALE: tl.constexpr):
 
 @triton.jit
 def _plain_block(
-    p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma, accumulate, unseen,
-    weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position, power_ptr, most,
+    p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma, accumulate,
+    bias_correction2, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position, power_ptr, most,
     ACCUMULATE: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
-    MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, BRAKE: tl.constexpr, STOCHASTIC: tl.constexpr,
-    FULL: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, BRAKE: tl.constexpr, FOLLOW: tl.constexpr,
+    STOCHASTIC: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     offsets = start + tl.arange(0, BLOCK)
     mask = offsets < n
@@ -170,11 +173,18 @@ def _plain_block(
     m += (grad - m) * one_minus_beta1
     _store(m_ptr, offsets, m, mask, FULL)
     sample = _sample(raw, grad, m, BELIEF, MASKED)
+    v_before = v
     if ACCUMULATE:
         if accumulate != 0:
-            s = _load(s_ptr, offsets, mask, FULL)
-            _store(s_ptr, offsets, s * beta2 + sample * one_minus_beta2, mask, FULL)
-    v_before = v
+            s = _load(s_ptr, offsets, mask, FULL) * beta2 + sample * one_minus_beta2
+            _store(s_ptr, offsets, s, mask, FULL)
+            if FOLLOW:
+                sigma = _normal(s / bias_correction2 + eps)
+                if gamma == 1:
+                    risen = tl.rsqrt(sigma)
+                else:
+                    risen = tl.where(gamma > 0, _normal(tl.exp2(-0.5 * gamma * tl.log2(sigma))), 3.4028234663852886e38)
+                v = tl.minimum(v, risen)
     if TOUCH:
         if unseen != 0:
             sigma = tl.maximum(sample + eps, least)
@@ -189,11 +199,11 @@ def _plain_block(
 @triton.jit
 def plain_kernel(
     table, numels, block_tensor, block_start, clock, factor_ptr, seed_ptr, levels, brakes, powers, unseens,
-    n_tensors, lr, gamma, bias_correction1, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, clip, floor,
-    P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    n_tensors, lr, gamma, bias_correction1, bias_correction2, weight_decay, one_minus_beta1, beta2, one_minus_beta2,
+    eps, clip, floor, P_DTYPE: tl.constexpr, G_DTYPE: tl.constexpr, V_DTYPE: tl.constexpr, ALIGNED: tl.constexpr,
     DEVICE_CLOCK: tl.constexpr, HAS_FACTOR: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr,
     BELIEF: tl.constexpr, MASKED: tl.constexpr, DECOUPLED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr,
-    BRAKE: tl.constexpr, LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr,
+    BRAKE: tl.constexpr, LR_SCALE: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK: tl.constexpr, FOLLOW: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     """A step between refreshes. `ACCUMULATE` is the host's decision whether s may be needed; a device clock has the
@@ -203,11 +213,12 @@ def plain_kernel(
     due = 0.0
     accumulate = 1.0
     if DEVICE_CLOCK:
-        due = tl.load(clock + tensor * 8 + 0)
-        accumulate = tl.load(clock + tensor * 8 + 1)
-        bias_correction1 = tl.load(clock + tensor * 8 + 2)
-        lr = tl.load(clock + tensor * 8 + 3)
-        gamma = tl.load(clock + tensor * 8 + 4)
+        due = tl.load(clock + tensor * COLUMNS + 0)
+        accumulate = tl.load(clock + tensor * COLUMNS + 1)
+        bias_correction1 = tl.load(clock + tensor * COLUMNS + 2)
+        lr = tl.load(clock + tensor * COLUMNS + 3)
+        gamma = tl.load(clock + tensor * COLUMNS + 4)
+        bias_correction2 = tl.load(clock + tensor * COLUMNS + 8)
     if due == 0:
         p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
         g_ptr = _address(table, 1, tensor, n_tensors, G_DTYPE, ALIGNED)
@@ -238,14 +249,14 @@ def plain_kernel(
         position = block.to(tl.int64) * BLOCK - start
         if start + BLOCK <= n:
             _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma,
-                         accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
-                         position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP,
-                         BRAKE, STOCHASTIC, True, BLOCK)  # fmt: skip
+                         accumulate, bias_correction2, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2,
+                         eps, seed, position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED,
+                         TOUCH, CLIP, BRAKE, FOLLOW, STOCHASTIC, True, BLOCK)  # fmt: skip
         else:
             _plain_block(p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma,
-                         accumulate, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed,
-                         position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED, TOUCH, CLIP,
-                         BRAKE, STOCHASTIC, False, BLOCK)  # fmt: skip
+                         accumulate, bias_correction2, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2,
+                         eps, seed, position, powers + block, most, ACCUMULATE, MAXIMIZE, COUPLED, BELIEF, MASKED,
+                         TOUCH, CLIP, BRAKE, FOLLOW, STOCHASTIC, False, BLOCK)  # fmt: skip
 
 
 @triton.jit
@@ -291,7 +302,7 @@ def moments_kernel(
         tensor, start, n = _place(table, numels, block_tensor, block_start, block, BLOCK)
         due = 1.0
         if DEVICE_CLOCK:
-            due = tl.load(clock + tensor * 8 + 0)
+            due = tl.load(clock + tensor * COLUMNS + 0)
         if due > 0:
             p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
             g_ptr = _address(table, 1, tensor, n_tensors, G_DTYPE, ALIGNED)
@@ -318,7 +329,7 @@ def levels_kernel(
     tensor = tl.program_id(0)
     due = 1.0
     if DEVICE_CLOCK:
-        due = tl.load(clock + tensor * 8 + 0)
+        due = tl.load(clock + tensor * COLUMNS + 0)
     if due > 0:
         beta3 = tl.load(beta3s + tensor)
         begin = tl.load(first_block + tensor)
@@ -389,10 +400,10 @@ def refresh_kernel(
         tensor, start, n = _place(table, numels, block_tensor, block_start, block, BLOCK)
         due = 1.0
         if DEVICE_CLOCK:
-            due = tl.load(clock + tensor * 8 + 0)
-            bias_correction1 = tl.load(clock + tensor * 8 + 2)
-            lr = tl.load(clock + tensor * 8 + 3)
-            changed = tl.load(clock + tensor * 8 + 6)
+            due = tl.load(clock + tensor * COLUMNS + 0)
+            bias_correction1 = tl.load(clock + tensor * COLUMNS + 2)
+            lr = tl.load(clock + tensor * COLUMNS + 3)
+            changed = tl.load(clock + tensor * COLUMNS + 6)
         if due > 0:
             p_ptr = _address(table, 0, tensor, n_tensors, P_DTYPE, ALIGNED)
             m_ptr = _address(table, 2, tensor, n_tensors, tl.float32, ALIGNED)
@@ -426,7 +437,7 @@ def brake_kernel(
     """Last of every step: each tensor's brake from the blocks' sums, in a fixed order."""
     tensor = tl.program_id(0)
     if DEVICE_CLOCK:
-        due = tl.where(tl.load(clock + tensor * 8 + 4) > 0, tl.load(clock + tensor * 8 + 0), -1.0)
+        due = tl.where(tl.load(clock + tensor * COLUMNS + 4) > 0, tl.load(clock + tensor * COLUMNS + 0), -1.0)
     n = tl.load(numels + tensor)
     if (due >= 0) & (n >= LEAST):
         begin = tl.load(first_block + tensor)

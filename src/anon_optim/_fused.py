@@ -27,7 +27,7 @@ ROWS = ("param", "grad", "exp_avg", "exp_avg_sq", "preconditioner")
 
 
 class Numbers(NamedTuple):
-    """What a kernel needs to know of one step beside the tensors; a device clock replaces the last five."""
+    """What a kernel needs to know of one step beside the tensors; a device clock replaces the last six."""
 
     rule: Rule
     lr: float
@@ -43,6 +43,7 @@ class Numbers(NamedTuple):
     factor: Tensor | None
     """What every gradient is multiplied by, a one-element tensor: unscaling and clipping by norm."""
     bias_correction1: float
+    bias_correction2: float
     gamma: float
     """The gamma of the preconditioner in use."""
     changed: bool
@@ -369,6 +370,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
         factor,
         lr=o.lr.item() if isinstance(o.lr, Tensor) else o.lr,
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
+        bias_correction2=1 - o.beta2**t,
         gamma=gamma,
         changed=gamma != o.rule.gamma,
         beta3s=_beta3s(batch.memories, batch.weights, o.rule) if due else None,
@@ -413,9 +415,11 @@ def _step_by_device_clock(
         weights,
         batch.gammas != o.rule.gamma,
         _beta3s(memories, weights, o.rule),
+        _idu.bias_correction2_on_device(o.beta2, steps),
     ]
     clock = torch.stack([column.to(torch.float32) for column in columns], dim=1)
-    numbers = _numbers(o, factor, lr=0.0, bias_correction1=1.0, gamma=0.0, changed=False, beta3s=None, accumulate=True)
+    unread = {"lr": 0.0, "bias_correction1": 1.0, "bias_correction2": 1.0, "gamma": 0.0, "changed": False, "beta3s": None}
+    numbers = _numbers(o, factor, **unread, accumulate=True)
     launch(batch, numbers, due=True, clock=clock)
     batch.memories.copy_(torch.where(due, _idu.remembered(o.rule, memories, weights), memories))
     batch.weights.copy_(torch.where(due, 0.0, weights))

@@ -23,7 +23,8 @@
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { PARAM, GRAD, EXP_AVG, EXP_AVG_SQ, PRECONDITIONER };
 enum { FORESEEN, AVERAGE, EXCESS };
-enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, BETA3, CLOCK_COLUMNS };
+enum { DUE, ACCUMULATE, BIAS_CORRECTION1, LR, GAMMA, WEIGHT, CHANGED, BETA3, BIAS_CORRECTION2,
+       CLOCK_COLUMNS };
 
 /* Total and count of s over one block, where it is positive and finite. */
 typedef struct {
@@ -51,15 +52,18 @@ typedef struct {
     uint64_t seed;
     double lr, gamma, new_gamma, bias_correction1, weight_decay, factor, beta1, beta2, eps, clip, floor;
     double tail; /* a coordinate counts at most so many times the power foreseen */
+    double bias_correction2;
     int32_t threads, param_dtype, grad_dtype, preconditioner_dtype;
-    int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic, brake;
+    int32_t due, accumulate, changed, decoupled, coupled, belief, masked, touch, lr_scale, stochastic, brake, follow;
 } Step;
 
 /* A tensor's share of the numbers. */
 typedef struct {
     int due, accumulate, changed;
     int halves; /* 2 gamma, where that is 1, 2, 3 or 4; else 0 */
+    int follow_halves; /* the same, however small the bound is */
     float bound, watch, decay, step_size, most; /* bound: infinite where nothing is clipped */
+    float share; /* of Adam's average in s, as a factor; 0 where psi does not follow it */
     double gamma, level, mean, inverse_weight, beta3;
 } Turn;
 
@@ -235,6 +239,11 @@ INLINE void moments(int n, const float *p, const float *g, float *m, float *s, c
         accumulate(n, p, g, m, s, x, 0, 0, 0);
 }
 
+INLINE float clamp_normal(float x) {
+    x = x > FLT_MIN ? x : FLT_MIN;
+    return x < FLT_MAX ? x : FLT_MAX;
+}
+
 INLINE float size_of(float m) {
     float size = fabsf(m);
     return size > FLT_MIN ? size : FLT_MIN;
@@ -322,6 +331,51 @@ static int clip_all(int n, const float *m, float *v, const Turn *turn) {
         if (found) changed |= clip(LANES, m + i, v + i, turn->bound, turn->gamma, 0);
     }
     return changed;
+}
+
+/* Whether v may be beyond sigma^(-gamma/2), a little early; as in `beyond`, products tell for some gamma. */
+INLINE int32_t lags(float v, float sigma, float gamma, int halves) {
+    const float most = 1 - 0x1p-18f;
+    switch (halves) {
+    case 1: return (v * v) * (v * v) * sigma > most;
+    case 2: return v * v * sigma > most;
+    case 3: return (v * sigma) * (v * sigma) * (v * v * sigma) > most;
+    case 4: return v * sigma > most;
+    }
+    return rough_log2(v) + 0.5f * gamma * rough_log2(sigma) > -ROUGH * (1 + gamma);
+}
+
+/* sigma^(-gamma/2) */
+INLINE float risen(float sigma, double gamma, int halves) {
+    if (halves == 0) return clamp(power_of(sigma, -gamma / 2), FLT_MIN, FLT_MAX);
+    sigma = clamp_normal(sigma);
+    float root = sqrtf(sigma);
+    return 1 / (halves == 4 ? sigma : halves == 2 ? root : (halves == 3 ? root : 1) * sqrtf(root));
+}
+
+/* v <- min(v, sigma^(-gamma/2)) with the share of s in Adam's average as sigma; returns whether some v has changed. */
+INLINE int32_t follow(int n, const float *restrict s, float *restrict v, float share, float eps, double gamma,
+                      int halves) {
+    int32_t found = 0, changed = 0;
+    float rough = gamma;
+    for (int i = 0; i < n; i++) found |= lags(v[i], s[i] * share + eps, rough, halves);
+    for (int i = 0; i < n && found; i++) {
+        float limit = risen(s[i] * share + eps, gamma, halves), now = v[i] < limit ? v[i] : limit;
+        changed |= now != v[i];
+        v[i] = now;
+    }
+    return changed;
+}
+
+static int follow_all(int n, const float *s, float *v, const Step *x, const Turn *turn) {
+    if (turn->share == 0) return 0;
+    switch (turn->follow_halves) {
+    case 1: return follow(n, s, v, turn->share, x->eps, 0, 1);
+    case 2: return follow(n, s, v, turn->share, x->eps, 0, 2);
+    case 3: return follow(n, s, v, turn->share, x->eps, 0, 3);
+    case 4: return follow(n, s, v, turn->share, x->eps, 0, 4);
+    }
+    return follow(n, s, v, turn->share, x->eps, turn->gamma, 0);
 }
 
 /* Touch and clip; returns whether some v has changed. */
@@ -421,8 +475,8 @@ INLINE void move(int n, float *restrict p, const float *restrict m, const float 
 /* A step between refreshes; returns whether some v has changed. */
 INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, const Step *x, const Turn *turn,
                  Power *power) {
-    int changed;
     moments(n, p, g, m, s, x, turn->accumulate);
+    int followed = follow_all(n, s, v, x, turn), changed;
     if (x->brake && turn->halves && n % LANES == 0 && !x->coupled && !x->belief) {
         Power before = *power;
         changed = look_and_add_all(n, g, m, v, x->factor, turn, power) && guard(n, p, g, m, v, x, turn);
@@ -438,7 +492,7 @@ INLINE int plain(int n, float *p, const float *g, float *m, float *s, float *v, 
             add_gradients(n, g, v, x->factor, turn->most, power);
     }
     move(n, p, m, v, turn->decay, turn->step_size);
-    return changed;
+    return changed | followed;
 }
 
 /* psi2 <- sigma^gamma at the first refresh, beta3 psi2 + (1 - beta3) sigma^gamma later. With v = psi^-1 the latter is
@@ -458,11 +512,6 @@ INLINE void recursion(int n, const float *restrict s, float *restrict v, const S
         int taught = (s[i] > 0) & (s[i] <= FLT_MAX);
         v[i] = waits & !taught ? old : now;
     }
-}
-
-INLINE float clamp_normal(float x) {
-    x = x > FLT_MIN ? x : FLT_MIN;
-    return x < FLT_MAX ? x : FLT_MAX;
 }
 
 /* The same at gamma = 1, where float32 is enough: 1/sqrt(sigma) is far from its limits. What is small beside
@@ -560,6 +609,9 @@ static Turn turn_of(const Step *x, int64_t tensor) {
     turn.bound = turn.gamma > 0 ? x->clip * bias_correction1 : INFINITY;
     int is_half = turn.gamma == 0.5 || turn.gamma == 1 || turn.gamma == 1.5 || turn.gamma == 2;
     turn.halves = is_half && turn.bound > LEAST_BOUND ? 2 * turn.gamma : 0;
+    turn.follow_halves = is_half ? 2 * turn.gamma : 0;
+    if (x->follow && !turn.due && turn.accumulate && turn.gamma > 0)
+        turn.share = 1 / (clock ? clock[BIAS_CORRECTION2] : x->bias_correction2);
     /* A little early: the exact test is the clip's. */
     if (turn.bound == INFINITY)
         turn.watch = INFINITY;

@@ -53,9 +53,10 @@ class Arguments(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_double) for name in ("lr", "gamma", "new_gamma", "bias_correction1", "weight_decay")),
         *((name, ctypes.c_double) for name in ("factor", "beta1", "beta2", "eps", "clip", "floor", "tail")),
+        ("bias_correction2", ctypes.c_double),
         *((name, ctypes.c_int32) for name in ("threads", "param_dtype", "grad_dtype", "preconditioner_dtype")),
         *((name, ctypes.c_int32) for name in ("due", "accumulate", "changed", "decoupled", "coupled", "belief")),
-        *((name, ctypes.c_int32) for name in ("masked", "touch", "lr_scale", "stochastic", "brake")),
+        *((name, ctypes.c_int32) for name in ("masked", "touch", "lr_scale", "stochastic", "brake", "follow")),
     )
 
 
@@ -212,8 +213,9 @@ class _Prepared:
 def _set_numbers(a: Arguments, x: Numbers) -> None:
     rule = x.rule
     a.lr, a.gamma, a.new_gamma, a.bias_correction1 = x.lr, x.gamma, rule.gamma, x.bias_correction1
+    a.bias_correction2 = x.bias_correction2
     a.weight_decay, a.beta1, a.beta2 = x.weight_decay, x.beta1, x.beta2
-    a.eps, a.clip, a.floor, a.touch = rule.eps, rule.clip, rule.floor, rule.touch
+    a.eps, a.clip, a.floor, a.touch, a.follow = rule.eps, rule.clip, rule.floor, rule.touch, rule.follow
     a.beta3s = None if x.beta3s is None else x.beta3s.data_ptr()
     factor = 1.0 if x.factor is None else x.factor.item()
     a.factor = -factor if x.maximize else factor

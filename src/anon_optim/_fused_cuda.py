@@ -102,9 +102,9 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         _run(
             plain_kernel, n_blocks, batch,
             (*tensors, clock_ptr, factor_ptr, seed, batch.levels, batch.brakes, batch.powers, batch.unseens,
-             n_tensors, lr, float(x.gamma), x.bias_correction1, weight_decay, *averages, eps, float(rule.clip),
-             float(rule.floor)),
-            {**dtypes, **gradient, **update, "ACCUMULATE": x.accumulate},
+             n_tensors, lr, float(x.gamma), x.bias_correction1, x.bias_correction2, weight_decay, *averages, eps,
+             float(rule.clip), float(rule.floor)),
+            {**dtypes, **gradient, **update, "FOLLOW": rule.follow, "ACCUMULATE": x.accumulate},
         )  # fmt: skip
     if not due:
         return

@@ -37,6 +37,7 @@ class Rule(NamedTuple):
     floor: float
     touch: bool
     brake: bool
+    follow: bool
 
     @property
     def marks_unseen(self) -> bool:
@@ -148,6 +149,11 @@ def accumulates_on_device(step: Tensor, next_use: Tensor, lazy: Lazy) -> Tensor:
     return alive
 
 
+def bias_correction2_on_device(beta2: float, step: Tensor) -> Tensor:
+    """1 - beta2^t, where beta2 is so near to 1 that float32 could not subtract."""
+    return -torch.expm1(step * (math.log(beta2) if beta2 > 0 else -math.inf))
+
+
 # The second moment.
 
 
@@ -254,8 +260,9 @@ def refresh(
     return refreshed, level
 
 
-# The guards. Between refreshes each says what sigma cannot be less than: floor times the level, and (m_hat / clip)^2,
-# since a second moment is no less than the square of the mean.
+# The guards. Between refreshes each says what sigma cannot be less than: floor times the level; (m_hat / clip)^2, since
+# a second moment is no less than the square of the mean; and what s is of Adam's average, since the rest of that is
+# not negative.
 
 
 def touch(
@@ -296,6 +303,16 @@ def sticky_clip_all(vs: list[Tensor], exp_avgs: list[Tensor], bounds: list[float
         torch._foreach_pow_(limits, gamma)
     torch._foreach_clamp_min_(limits, tiny)
     return list(torch._foreach_minimum(vs, limits))
+
+
+def follow(v: Tensor, s: Tensor, bias_correction2: float | Tensor, eps: float, gamma: float | Tensor) -> Tensor:
+    """v <- min(v, sigma^(-gamma/2)) with sigma = s / (1 - beta2^t) + eps, the part of Adam's second moment that is due
+    to the gradients since the last refresh. It stays risen until the next one, like the clip and for the same reason.
+    Not for gamma <= 0."""
+    risen = _exp(-gamma / 2 * _log(s / bias_correction2 + eps))
+    if isinstance(gamma, Tensor):
+        risen = torch.where(gamma > 0, risen, math.inf)
+    return torch.minimum(v, risen)
 
 
 # The brake. Between refreshes psi cannot follow gradients that grow, so their power, the mean of g^2 / psi2 over a

@@ -64,6 +64,7 @@ def rule_of(group: dict[str, Any]) -> Rule:
         floor=group["floor"],
         touch=group["touch"],
         brake=group["brake"],
+        follow=group["follow"],
     )
 
 
@@ -113,6 +114,8 @@ class Clock(NamedTuple):
     gamma: float | Tensor
     """The gamma that the preconditioner in use was made with."""
     bias_correction1: float | Tensor
+    bias_correction2: float | Tensor
+    """What s since the first step would weigh; of psi alone, whatever `bias_correction` says."""
 
 
 def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o: StepOptions) -> Clock:
@@ -123,6 +126,7 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
             accumulate=_idu.accumulates_on_device(step, next_use, o.lazy),
             gamma=gamma,
             bias_correction1=1 - o.beta1 ** step.to(dtype) if o.bias_correction else 1.0,
+            bias_correction2=_idu.bias_correction2_on_device(o.beta2, step.to(dtype)),
         )
     t = int(step.item())
     return Clock(
@@ -130,6 +134,7 @@ def read_clock(step: Tensor, gamma: Tensor, table: Tensor, dtype: torch.dtype, o
         accumulate=_idu.accumulates(t, o.growth, o.lazy),
         gamma=gamma.item(),
         bias_correction1=1 - o.beta1**t if o.bias_correction else 1.0,
+        bias_correction2=1 - o.beta2**t,
     )
 
 
@@ -159,7 +164,7 @@ def preconditioned(
     level: Tensor,
     preconditioner: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """One tensor's `v` and `level` for this step: refreshed if due, then touched, then clipped.
+    """One tensor's `v` and `level` for this step: refreshed if due, else touched and risen, then clipped.
 
     `preconditioner` is the state's own tensor, whatever the view or precision that `v` has of it."""
     gamma: Any = clock.gamma
@@ -172,6 +177,9 @@ def preconditioned(
     elif rule.touch and may_have_unseen(preconditioner, gamma):
         touched = _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma)
         v = _idu.pick(clock.due, v, touched)
+    if rule.follow and follows(clock, gamma):
+        followed = _idu.follow(v, exp_avg_sq, clock.bias_correction2, rule.eps, gamma)
+        v = _idu.pick(clock.due, v, _idu.pick(clock.accumulate, followed, v))
     if rule.clip < math.inf and (isinstance(gamma, Tensor) or gamma > 0):
         v = _idu.sticky_clip(v, exp_avg, rule.clip * clock.bias_correction1, gamma)
     return v, level
@@ -184,6 +192,7 @@ def preconditioned_all(
     raw_grads: list[Tensor],
     samples: list[Tensor],
     exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
     vs: list[Tensor],
     preconditioners: list[Tensor],
 ) -> list[Tensor]:
@@ -199,10 +208,21 @@ def preconditioned_all(
                 vs, raw_grads, samples, levels, preconditioners, strict=True
             )
         ]
+    if rule.follow and follows(clocks[0], gamma):
+        vs = [
+            _idu.follow(v, s, clock.bias_correction2, rule.eps, gamma)
+            for v, s, clock in zip(vs, exp_avg_sqs, clocks, strict=True)
+        ]
     if rule.clip < math.inf and gamma > 0:
         bounds = [float(rule.clip * clock.bias_correction1) for clock in clocks]
         vs = _idu.sticky_clip_all(vs, exp_avgs, bounds, gamma)
     return vs
+
+
+def follows(clock: Clock, gamma: float | Tensor) -> bool:
+    """Whether psi may rise with s on this step."""
+    is_on = isinstance(gamma, Tensor) or gamma > 0
+    return is_on and clock.due is not True and clock.accumulate is not False
 
 
 def is_braked(clock: Clock, rule: Rule, v: Tensor) -> bool:

@@ -232,6 +232,7 @@ class _Clock(NamedTuple):
     memory: Array
     """The state's, as it has faded by now."""
     bias_correction1: Number
+    bias_correction2: Array
     gamma_before: Array
     gamma: Array
     """In force on this step: the rule's from a refresh on."""
@@ -293,7 +294,7 @@ def _step(
     gamma = jnp.asarray(rule.gamma, gamma_before.dtype) if due else gamma_before
     bias_correction1 = _weight(rule.b1, count) if rule.bias_correction else 1.0
     w, faded = _weight(rule.b2, count - refreshed), memory * rule.b2 ** (count - refreshed)
-    clock = _Clock(due, w, faded, bias_correction1, gamma_before, gamma)
+    clock = _Clock(due, w, faded, bias_correction1, _weight(rule.b2, count), gamma_before, gamma)
     grads, tree = jax.tree.flatten(updates)
     leaves = map(_Leaf._make, zip(*map(tree.flatten_up_to, trees), strict=True))
     stepped = [_step_one(rule, clock, g, leaf) for g, leaf in zip(grads, leaves, strict=True)]
@@ -320,6 +321,9 @@ def _step_one(rule: _Rule, clock: _Clock, grad: Array, leaf: _Leaf) -> tuple[Arr
     elif guard.touch:
         sigma = jnp.maximum(sample + rule.eps, guard.floor * level)
         v = jnp.where((v == 0) & (g != 0), _exp(-gamma / 2 * _log(sigma)), v)
+    if guard.follow and not clock.due:
+        sigma = nu / clock.bias_correction2.astype(dtype) + rule.eps
+        v = jnp.where(gamma > 0, jnp.minimum(v, _exp(-gamma / 2 * _log(sigma))), v)
     if guard.clip < math.inf:
         v = jnp.minimum(v, _clip_limit(mu, guard.clip * bias_correction1, gamma))
 

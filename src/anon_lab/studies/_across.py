@@ -27,19 +27,21 @@ class Test(NamedTuple):
 
 class Method(NamedTuple):
     """What adds up: the same gamma with and without `lr_scale` are two, except at 1, where that changes nothing, and so
-    it is with other refresh times than the default's, and with Adam's memory."""
+    it is with other refresh times than the default's, with Adam's memory, and with a psi that follows."""
 
     gamma: float
     scaled: bool
     growth: float = anon_defaults()["growth"]
     adams_memory: bool = False
+    follows: bool = False
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Method":
         gamma = settings["gamma"]
         scaled = gamma != 1 and settings.get("lr_scale") is not None
         settings = {**anon_defaults(), **settings}
-        return cls(gamma, scaled, settings["growth"], settings["beta3"] is None)
+        follows = (settings["guard"] or {}).get("follow", False)
+        return cls(gamma, scaled, settings["growth"], settings["beta3"] is None, follows)
 
     @property
     def is_default(self) -> bool:
@@ -50,7 +52,8 @@ class Method(NamedTuple):
     def label(self) -> str:
         growth = "" if self.growth == anon_defaults()["growth"] else f", growth {self.growth:g}"
         memory = ", Adam's memory" if self.adams_memory else ""
-        return f"γ {self.gamma:g}{growth}{memory}{SCALED if self.scaled else ''}"
+        follows = ", follow" if self.follows else ""
+        return f"γ {self.gamma:g}{growth}{memory}{follows}{SCALED if self.scaled else ''}"
 
     @property
     def found_on(self) -> tuple[str, ...]:
@@ -92,6 +95,7 @@ Weight = tuple[float, int, int]
 FOUND_ON = {
     "γ 1.5": ("zipf", "gpt 1m"),
     "γ 1, growth 1.25": ("diffusion 16px",),
+    "γ 1, follow": ("zipf", "gpt 1m"),
     "γ 1, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
     "γ 1, growth 1.25, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
 }

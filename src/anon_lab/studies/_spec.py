@@ -140,10 +140,14 @@ class Contender:
         return sum(len(values) for _, values in self.axes)
 
 
+LATER = ("error_if_nonfinite", "follow")
+
+
 def anon_defaults() -> dict[str, Any]:
-    """Anon's own choices, spelled out: a study that was run with other ones is another."""
+    """Anon's own choices, spelled out: a study that was run with other ones is another. What is off and came after the
+    first runs is left out, as it is in their records."""
     signature = inspect.signature(Anon).parameters
-    guard = {name: each for name, each in asdict(Guard()).items() if name != "error_if_nonfinite"}
+    guard = {name: each for name, each in asdict(Guard()).items() if each or name not in LATER}
     return {"guard": guard, **{name: signature[name].default for name in ("betas", "beta3", "growth")}}
 
 
