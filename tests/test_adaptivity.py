@@ -85,7 +85,7 @@ def test_known_optimizers(make: Callable, a: float) -> None:
 
 
 @pytest.mark.parametrize("gamma", [-2.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0])
-@pytest.mark.parametrize("guard", [None, Guard()])
+@pytest.mark.parametrize("guard", [None, Guard(), Guard(clip=3.0, touch=False, brake=False, follow=True)])
 def test_anon_has_the_adaptivity_it_is_told(gamma: float, guard: Guard | None) -> None:
     found = measure_adaptivity(lambda params: Anon(params, gamma=gamma, guard=guard), history(6, 5))
     torch.testing.assert_close(found.coordinates, torch.full((6, 5), gamma, dtype=torch.float64), rtol=0, atol=1e-5)

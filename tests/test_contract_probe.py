@@ -801,6 +801,7 @@ BAD_OPTIONS = [
     (Guard, "floor", math.nan),
     (Guard, "touch", "yes"),
     (Guard, "brake", 1),
+    (Guard, "follow", 1),
     (Guard, "error_if_nonfinite", "yes"),
     (Storage, "preconditioner", torch.float16),
     (Storage, "window_tol", 1.0),

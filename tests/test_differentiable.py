@@ -37,6 +37,7 @@ def draw(seed: int, zero_start: bool) -> tuple[torch.Tensor, torch.Tensor, torch
         {"lr_scale": "tensor"},
         {"statistic": "belief"},
         {"guard": Guard(clip=0.3)},
+        {"guard": Guard(clip=3.0, touch=False, brake=False, follow=True)},
     ],
     ids=lambda options: next(iter(options), "default"),
 )

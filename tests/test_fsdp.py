@@ -10,12 +10,14 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from anon_optim import Anon
+from anon_optim import Anon, Guard
 
 OPTIONS = [
     {"gamma": 1.1, "foreach": False},
     {"gamma": 1.5, "foreach": False, "beta3": None, "growth": 1.25},
     {"gamma": 0.5, "foreach": True, "weight_decay": 0.1},
+    {"gamma": 1.5, "foreach": True, "guard": Guard(brake=False, follow=True)},
+    {"gamma": 1.0, "foreach": False, "guard": Guard(follow=True)},
     {"gamma": 1.0, "foreach": True, "beta3": None, "growth": 1.25},
     {"gamma": -0.5, "fused": True, "lr_scale": "tensor"},  # a kernel does not take shards: another path does
 ]

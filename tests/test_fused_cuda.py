@@ -135,7 +135,7 @@ def test_psi_follows_gradients_that_grow(gamma, capturable):
     history = [[gradient * (10 if t >= 4 else 1) for gradient in step] for t, step in enumerate(gradients(8))]
     options = {"lr": 0.01, "gamma": gamma, "guard": Guard(math.inf, 0.0, touch=False, brake=False, follow=True)}
     expected, _ = train(history, **single(**options))
-    actual, optimizer = train(history, **fused(capturable=capturable, **options))
+    actual, _ = train(history, **fused(capturable=capturable, **options))
     assert_equal(actual, expected, 2e-6)
     frozen, _ = train(history, **fused(**{**options, "guard": None}))
     assert all((a - b).abs().max() > 1e-3 for a, b in zip(actual, frozen, strict=True))

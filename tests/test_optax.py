@@ -62,7 +62,8 @@ def x64():
 def as_optax(options):
     """The oracle's options under optax's names."""
     options = dict(options)
-    guard = Guard(**{name: options.pop(name) for name in ("clip", "floor", "touch", "brake", "follow") if name in options})
+    names = ("clip", "floor", "touch", "brake", "follow")
+    guard = Guard(**{name: options.pop(name) for name in names if name in options})
     b1, b2 = options.pop("betas", (0.9, 0.999))
     return {"b1": b1, "b2": b2, "b3": options.pop("beta3", 0.5), "guard": guard, **options}
 

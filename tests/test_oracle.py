@@ -19,6 +19,7 @@ GROWTH_IDS = ["2", "1.1", "1.5", "3", "inf", "callable"]
 SHAPE = (6, 12)
 STEPS = 72
 UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False, "brake": False}
+FOLLOW = Guard(clip=3.0, touch=False, brake=False, follow=True)
 
 
 def heterogeneous_gradients(steps=STEPS, seed=0, dense=False):
@@ -405,6 +406,9 @@ PATH_VARIANTS = {
     "maximize": {"gamma": 1.5, "maximize": True, "beta3": 0.0, "growth": 1.1},
     "once": {"gamma": 1.0, "growth": math.inf, "statistic": geometric_mean},
     "Adam's memory": {"gamma": 1.5, "beta3": None, "growth": 1.25},
+    "follow": {"gamma": 1.0, "guard": FOLLOW},
+    "follow, between": {"gamma": 0.5, "guard": FOLLOW, "growth": 1.25},
+    "follow, below 0": {"gamma": -0.5, "guard": FOLLOW},
 }
 
 
@@ -575,6 +579,8 @@ CHANGES = {
     "lr": (1.0, {5: {"lr": 0.003}, 40: {"lr": 0.1}}),
     "clip": (1.0, {5: {"clip": math.inf}, 9: {"clip": 0.1}, 40: {"clip": 2.0}}),
     "floor": (0.5, {5: {"floor": 0.0}, 20: {"floor": 0.5}}),
+    "follow on and off": (1.0, {5: {"follow": True}, 40: {"follow": False}}),
+    "follow, gamma": (1.5, {5: {"follow": True}, 11: {"gamma": -0.5}, 30: {"gamma": 0.7}, 50: {"betas": (0.9, 0.9)}}),
     "touch off and on": (1.0, {5: {"touch": False}, 40: {"touch": True}}),
     "growth": (1.0, {5: {"growth": 1.1}, 40: {"growth": 2.0}}),
     "beta3": (1.0, {5: {"beta3": 0.0}, 20: {"beta3": 0.9}}),

@@ -45,12 +45,16 @@ def wild_gradient(rng, shape, gamma, alive):
     shape=SHAPES,
     alive=st.sampled_from([0.05, 0.5, 1.0]),
     statistic=st.sampled_from(["gradient", "belief"]),
+    follow=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_finite_gradients_give_finite_parameters(path, dtype, gamma, growth, beta3, shape, alive, statistic, seed):
+def test_finite_gradients_give_finite_parameters(
+    path, dtype, gamma, growth, beta3, shape, alive, statistic, follow, seed
+):
     rng = np.random.default_rng(seed)
     params = [torch.nn.Parameter(torch.ones(s, dtype=dtype)) for s in (shape, shape, (2,))]
-    opt = Anon(params, lr=1e-3, gamma=gamma, growth=growth, beta3=beta3, statistic=statistic, **PATHS[path])
+    how = {"growth": growth, "beta3": beta3, "statistic": statistic, "guard": Guard(follow=follow), **PATHS[path]}
+    opt = Anon(params, lr=1e-3, gamma=gamma, **how)
     for _ in range(12):
         for p in params:
             p.grad = wild_gradient(rng, p.shape, gamma, alive).to(dtype)
@@ -99,6 +103,32 @@ def test_the_brake_is_one_of_the_diagnostics():
     assert opt.diagnostics()[0].brake == pytest.approx(9**0.75)
     opt.refresh()
     assert opt.diagnostics()[0].brake == 1
+
+
+@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5, 1.7])
+def test_psi_follows_gradients_that_grow_and_falls_at_refreshes_alone(gamma, path):
+    """Beside Adam's average, as if all had been zero until the last refresh (at 1, 2, 4 and 8)."""
+    p, beta2 = torch.nn.Parameter(torch.zeros(64)), 0.5
+    guard = Guard(clip=math.inf, floor=0.0, touch=False, brake=False, follow=True)
+    opt = Anon([p], gamma=gamma, betas=(0.0, beta2), beta3=0.0, eps=0.0, guard=guard, **BRAKED[path])
+    psi2, found = [], []
+    for t, g in enumerate([1.0, 1.0, 1.0, 1.0, 3.0, 0.1, 0.1, 2.0, 1.0], 1):
+        p.grad = torch.full_like(p, g)
+        opt.step()
+        found.append(opt.state[p]["preconditioner"][0].item() ** (-2 / gamma))
+        psi2.append(1.0 if t < 5 else beta2 * 9 / (1 - beta2**5) if t < 8 else found[-1])
+    assert found == pytest.approx(psi2, rel=1e-5)
+    assert found[8] == found[7] < found[6]
+
+
+@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("gamma", [-0.5, 0.0])
+def test_nothing_is_followed_below_0(gamma, path):
+    gradients = [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0]
+    guards = [Guard(clip=math.inf, brake=False, follow=follow) for follow in (False, True)]
+    plain, following = (moves(gradients, gamma, guard, **BRAKED[path]) for guard in guards)
+    assert following == plain
 
 
 @pytest.mark.parametrize("path", BRAKED)

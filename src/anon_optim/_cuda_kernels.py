@@ -159,8 +159,8 @@ def _step_size(level, gamma, lr, bias_correction1, LR_SCALE: tl.constexpr):
 @triton.jit
 def _plain_block(
     p_ptr, g_ptr, m_ptr, s_ptr, v_ptr, start, n, factor, decay, step_size, bound, least, gamma, accumulate,
-    bias_correction2, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position, power_ptr, most,
-    ACCUMULATE: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
+    bias_correction2, unseen, weight_decay, one_minus_beta1, beta2, one_minus_beta2, eps, seed, position, power_ptr,
+    most, ACCUMULATE: tl.constexpr, MAXIMIZE: tl.constexpr, COUPLED: tl.constexpr, BELIEF: tl.constexpr,
     MASKED: tl.constexpr, TOUCH: tl.constexpr, CLIP: tl.constexpr, BRAKE: tl.constexpr, FOLLOW: tl.constexpr,
     STOCHASTIC: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -418,8 +418,8 @@ def _step_by_device_clock(
         _idu.bias_correction2_on_device(o.beta2, steps),
     ]
     clock = torch.stack([column.to(torch.float32) for column in columns], dim=1)
-    unread = {"lr": 0.0, "bias_correction1": 1.0, "bias_correction2": 1.0, "gamma": 0.0, "changed": False, "beta3s": None}
-    numbers = _numbers(o, factor, **unread, accumulate=True)
+    unread = dict.fromkeys(("lr", "bias_correction1", "bias_correction2", "gamma"), 0.0)
+    numbers = _numbers(o, factor, **unread, changed=False, beta3s=None, accumulate=True)
     launch(batch, numbers, due=True, clock=clock)
     batch.memories.copy_(torch.where(due, _idu.remembered(o.rule, memories, weights), memories))
     batch.weights.copy_(torch.where(due, 0.0, weights))

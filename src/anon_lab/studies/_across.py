@@ -96,6 +96,7 @@ FOUND_ON = {
     "γ 1.5": ("zipf", "gpt 1m"),
     "γ 1, growth 1.25": ("diffusion 16px",),
     "γ 1, follow": ("zipf", "gpt 1m"),
+    "γ 1.5, follow": ("zipf", "gpt 1m"),
     "γ 1, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
     "γ 1, growth 1.25, Adam's memory": ("diffusion 16px", "gpt 1m", "gpt 1m, untied"),
 }

@@ -29,6 +29,7 @@ def refresh_times(T: int, growth: Growth = 2.0) -> list[int]:
 # sigma, an average of squared gradients plus eps, lies in [eps, G^2 + eps], and psi^2 is an average of sigma^gamma:
 #     v between eps^(-gamma/2) and (G^2 + eps)^(-gamma/2), the first being the larger for gamma > 0.
 # The sticky clip lowers v as far as (clip / |m_hat|)^gamma >= (clip / G)^gamma.
+# What psi follows is a part of such an average, too, and lowers v no further than that.
 # The brake divides v by R^(gamma/2), R <= 16, in tensors of at least 64 elements; within an interval it only rises, as
 # the clip's psi does.
 
