@@ -26,6 +26,7 @@ MID_INTERVAL = 1025.0  # a step right after a refresh (growth 2), with hundreds 
 PREPARED = 64  # steps before anything is timed: psi has seen enough gradients, and the clip has found its first ones
 EVERY_STEP = 1 + 1e-9  # a growth that makes every step a refresh
 BF16 = Storage(preconditioner=torch.bfloat16)
+FOLLOW = Guard(clip=3.0, touch=False, brake=False, follow=True)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def contenders() -> list[Contender]:
         _anon("Anon fused, printed, without s", 24, fused=True, guard=None),
         _anon("Anon fused, gamma 1.5, with s", 32, fused=True, gamma=1.5),
         _anon("Anon fused, gamma 1.5, without s", 24, fused=True, gamma=1.5),
+        _anon("Anon fused, follow, with s", 32, fused=True, guard=FOLLOW),
+        _anon("Anon fused, follow, gamma 1.5, with s", 32, fused=True, gamma=1.5, guard=FOLLOW),
         _anon("Anon fused, refresh", 56, fused=True, growth=EVERY_STEP),
         _anon("Anon foreach, with s", 32, foreach=True),
         _anon("Anon single, with s", 32, foreach=False),
