@@ -26,7 +26,7 @@ NAMES: Mapping[str, str] = {
     "length": "GPTs trained four and sixteen times as long: does what gamma gains last",
     "gpt2": "GPT-2 small: loss against steps and against time",
     "cifar10": "ResNet-20 on CIFAR-10: gamma against SGDM and AdamW; beta3 and refresh times",
-    "lag": "why gamma 1 is behind AdamW: what psi remembers, how old it is, how weights decay",
+    "lag": "why gamma 1 is behind AdamW: what psi remembers, how old it is, whether it follows, how weights decay",
     "diffusion": "a small diffusion model of CIFAR-10: FID",
 }
 
