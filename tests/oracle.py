@@ -185,7 +185,7 @@ class Guarded:
             sigma = np.maximum(stat + self.eps, self.floor * self.level)
             self.v = np.where(touched, sigma ** (-self.gamma_in_use / 2), self.v)
 
-        if self.follow and not is_due and self.gamma_in_use > 0 and self._counts():
+        if self.follow and not is_due and self.gamma_in_use > 0:
             sigma = self.s / (1 - beta2**self.t) + self.eps  # Adam's, had all been zero until the last refresh
             self.v = np.minimum(self.v, sigma ** (-self.gamma_in_use / 2))
 
@@ -195,7 +195,7 @@ class Guarded:
             self.v = np.where((m_hat != 0) & (self.v * psi > 1), 1 / psi, self.v)
         self._move(m_hat)
         self._follow(known * self.v**2, is_due)
-        if not self._is_read_at_or_after(self.t + 1):
+        if not self.follow and not self._is_read_at_or_after(self.t + 1):
             self.s = np.zeros_like(self.s)
             self.w = 0.0
 
@@ -249,6 +249,8 @@ class Guarded:
 
     def _counts(self) -> bool:
         """Whether this step's gradient reaches a refresh: one of this run, with more than window_tol of its weight."""
+        if self.follow:
+            return True
         if not self._is_read_at_or_after(self.t):
             return False
         return self.betas[1] ** (self._next_refresh(self.t) - self.t) > self.window_tol

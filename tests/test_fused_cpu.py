@@ -29,6 +29,7 @@ U = 2.0**-24
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 GAMMAS = [-1.0, 0.0, 0.5, 1.0, 1.1, 1.5, 2.0]
 UNGUARDED = {"clip": math.inf, "floor": 0.0, "touch": False, "brake": False}
+FOLLOW = Guard(clip=math.inf, floor=0.0, touch=False, brake=False, follow=True)
 SHAPES = [(6, 4), (), (1,), (127,), (128,), (2049,), (5, 3, 4, 2), (4300,)]
 
 
@@ -173,6 +174,8 @@ OPTIONS = {
     "follow alone": {**UNGUARDED, "follow": True},
     "follow in others' place": {"clip": 3.0, "touch": False, "brake": False, "follow": True},
     "follow beside all": {"follow": True},
+    "follow with a large eps": {**UNGUARDED, "follow": True, "eps": 1e-2},
+    "follow beyond the last refresh": {**UNGUARDED, "follow": True, "total_steps": 40},
     "a high floor": {"floor": 0.5},
     "lr_scale": {"lr_scale": "tensor"},
     "lr_scale, unguarded": {"lr_scale": "tensor", **UNGUARDED},
@@ -350,6 +353,47 @@ def test_the_clip_finds_a_single_coordinate(gamma, clip, brake):
         )
 
 
+@pytest.mark.parametrize("beta2", [0.5, 0.999])
+@pytest.mark.parametrize("gamma", [0.3, 0.5, 1.0, 1.1, 1.5, 2.0, 3.0])
+def test_psi_follows_anywhere_in_float32(gamma, beta2):
+    v, s = torch.meshgrid(
+        torch.arange(-126.0, 127.0, 2.0).exp2(), torch.arange(-126.0, 127.0, 2.0).exp2(), indexing="ij"
+    )
+    p = torch.nn.Parameter(torch.zeros_like(v))
+    opt = fused([p], lr=0.0, gamma=gamma, betas=(0.0, beta2), eps=0.0, growth=3.0, guard=FOLLOW)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    state = opt.state[p]
+    state["preconditioner"].copy_(v)
+    state["exp_avg_sq"].copy_(s)
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    limits = torch.finfo(torch.float32)
+    sigma = (state["exp_avg_sq"].double() / (1 - beta2**2)).clamp(limits.tiny, limits.max)
+    expected = torch.minimum(v.double(), (sigma ** (-gamma / 2)).clamp(limits.tiny, limits.max))
+    torch.testing.assert_close(state["preconditioner"].double(), expected, rtol=(16 * gamma + 16) * U, atol=0)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 1.1, 1.5, 2.0])
+def test_a_single_coordinate_follows(gamma):
+    """128 at a time are looked at at once: row after row has one place that is 0.1 % too large, or small enough."""
+    n, beta2 = 128, 0.999
+    sigma = torch.logspace(-12, 6, n, dtype=torch.float64).float()
+    limit = sigma.double() ** (-gamma / 2)
+    for share, moves in ((1.001, True), (0.999, False)):
+        v = (limit[:, None] * torch.where(torch.eye(n, dtype=torch.bool), share, 0.9)).float()
+        p = torch.nn.Parameter(torch.zeros(n, n))
+        opt = fused([p], lr=0.0, gamma=gamma, betas=(0.0, beta2), eps=0.0, growth=3.0, guard=FOLLOW)
+        p.grad = torch.ones_like(p)
+        opt.step()
+        opt.state[p]["preconditioner"].copy_(v)
+        opt.state[p]["exp_avg_sq"].copy_((sigma.double() * (1 - beta2**2) / beta2).float()[:, None].expand(n, n))
+        p.grad = torch.zeros_like(p)
+        opt.step()
+        after = opt.state[p]["preconditioner"]
+        assert torch.equal(after != v, torch.eye(n, dtype=torch.bool) & moves)
+
+
 # Against the single-tensor path
 
 
@@ -423,7 +467,8 @@ PATHS = {
     "Adam's memory": {"beta3": None, "growth": 1.25},
     "follow": {"guard": Guard(clip=math.inf, follow=True)},
     "follow, between, capturable": {"guard": Guard(brake=False, follow=True), "gamma": 0.5, "capturable": True},
-    "follow, v in bfloat16": {"guard": Guard(follow=True), "storage": Storage(preconditioner=torch.bfloat16)},
+    "follow, capturable": {"guard": FOLLOW, "capturable": True},
+    "follow, v in bfloat16": {"guard": FOLLOW, "storage": Storage(preconditioner=torch.bfloat16)},
     "once": {"growth": math.inf},
     "capturable": {"capturable": True, "weight_decay": 0.1},
     "capturable, Adam's memory": {"capturable": True, "beta3": None, "gamma": 1.5, "growth": 1.25},

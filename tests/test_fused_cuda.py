@@ -92,6 +92,7 @@ OPTIONS = {
     "no brake": {"guard": Guard(brake=False)},
     "follow": {"guard": Guard(follow=True)},
     "follow alone": {"guard": Guard(math.inf, 0.0, touch=False, brake=False, follow=True)},
+    "follow, a large eps": {"guard": Guard(math.inf, 0.0, touch=False, brake=False, follow=True), "eps": 1e-2},
     "decoupled decay": {"weight_decay": 0.1},
     "coupled decay": {"weight_decay": 0.1, "decoupled_weight_decay": False},
     "maximize": {"maximize": True},

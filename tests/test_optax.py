@@ -37,6 +37,8 @@ OPTIONS = {
     "brake alone": {**UNGUARDED, "brake": True},
     "follow alone": {**UNGUARDED, "follow": True},
     "follow beside all": {"follow": True},
+    "follow after one refresh": {**UNGUARDED, "follow": True, "growth": math.inf},
+    "follow with a large eps": {**UNGUARDED, "follow": True, "eps": 1e-2},
     "lr_scale": {"lr_scale": "tensor"},
     "belief": {"statistic": "belief"},
     "belief, printed": {"statistic": "belief", **UNGUARDED},
@@ -153,13 +155,14 @@ def test_at_gamma_0_is_a_recipe_for_sgd(x64):
 # Numbers that change.
 
 
+@pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("beta3", [0.5, None])
-def test_gamma_and_lr_may_change(beta3, x64):
+def test_gamma_and_lr_may_change(beta3, follow, x64):
     gradients, theta = heterogeneous_gradients(), random_theta()
     changes = {10: {"gamma": 0.5, "lr": 0.02}, 30: {"gamma": 0.0}, 50: {"gamma": 1.5}}
-    _, expected = guarded_history(gradients, theta, changes, lr=0.01, gamma=1.0, beta3=beta3)
+    _, expected = guarded_history(gradients, theta, changes, lr=0.01, gamma=1.0, beta3=beta3, follow=follow)
 
-    optimizer = optax.inject_hyperparams(anon)(learning_rate=0.01, gamma=1.0, b3=beta3)
+    optimizer = optax.inject_hyperparams(anon)(learning_rate=0.01, gamma=1.0, b3=beta3, guard=Guard(follow=follow))
     update = jax.jit(optimizer.update)
     params = jnp.array(theta)
     state, thetas = optimizer.init(params), []

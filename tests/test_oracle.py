@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from anon_optim import Anon, Guard, Storage, decay_groups
+from anon_optim import Anon, Guard, Storage, _idu, decay_groups
 from anon_optim._state import ENTRIES, fresh_state
 from oracle import Guarded, closed_form_psi, ema, printed
 
@@ -287,6 +287,9 @@ VARIANTS = {
     "follow in others' place": {"clip": 3.0, "touch": False, "brake": False, "follow": True},
     "follow beside all": {"follow": True},
     "follow with beta2 0": {"follow": True, "betas": (0.9, 0.0)},
+    "follow with a large eps": {**UNGUARDED, "follow": True, "eps": 1e-2},
+    "follow beyond the last refresh": {**UNGUARDED, "follow": True, "total_steps": 40, "betas": (0.9, 0.2)},
+    "follow after one refresh": {**UNGUARDED, "follow": True, "growth": math.inf},
     "a high floor": {"floor": 0.5},
     "no brake": {"brake": False},
     "brake and touch": {"clip": math.inf, "floor": 0.0},
@@ -409,6 +412,7 @@ PATH_VARIANTS = {
     "follow": {"gamma": 1.0, "guard": FOLLOW},
     "follow, between": {"gamma": 0.5, "guard": FOLLOW, "growth": 1.25},
     "follow, below 0": {"gamma": -0.5, "guard": FOLLOW},
+    "follow after one refresh": {"gamma": 1.0, "guard": FOLLOW, "growth": math.inf},
 }
 
 
@@ -732,14 +736,45 @@ def test_the_window_costs_less_than_its_tolerance(gamma):
     torch.testing.assert_close(windowed, full, rtol=10 * abs(gamma) / 2 * 2**-24, atol=0)
 
 
+@pytest.mark.parametrize("beta2", [0.5, 0.999, 1 - 1e-7])
+def test_the_device_knows_what_s_would_weigh(beta2):
+    steps = torch.arange(1.0, 2000.0)
+    expected = [-math.expm1(t * math.log(beta2)) for t in range(1, 2000)]
+    found = _idu.bias_correction2_on_device(beta2, steps)
+    torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert _idu.bias_correction2_on_device(0.0, steps).eq(1).all()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_each_parameter_follows_by_its_own_step(foreach):
+    """The second one joins at step 6."""
+    gradients, theta = heterogeneous_gradients(steps=30), random_theta()
+    params = [torch.nn.Parameter(torch.tensor(theta)) for _ in range(2)]
+    opt = Anon(params, lr=0.01, guard=FOLLOW, foreach=foreach, fused=False)
+    for t, g in enumerate(gradients):
+        for p in params[: 1 if t < 5 else 2]:
+            p.grad = torch.tensor(g)
+        opt.step()
+    for p, seen in zip(params, (gradients, gradients[5:]), strict=True):
+        _, expected = guarded_history(seen, theta, lr=0.01, **vars_of(FOLLOW))
+        assert_close(p.detach().numpy(), expected[-1])
+
+
+def vars_of(guard):
+    return {name: value for name, value in vars(guard).items() if name != "error_if_nonfinite"}
+
+
+@pytest.mark.parametrize("guard", [Guard(), FOLLOW], ids=["default", "follow"])
 @pytest.mark.parametrize("total_steps", [1, 20, 64, 72])
 @pytest.mark.parametrize("capturable", [False, True])
-def test_a_known_end_changes_no_bit(total_steps, capturable):
+def test_a_known_end_changes_no_bit(total_steps, capturable, guard):
     gradients = heterogeneous_gradients(steps=total_steps)
     histories = []
     for known in (None, total_steps):
         _, (history,) = run(
-            lambda ps, known=known: single(ps, lr=0.01, gamma=1.1, total_steps=known, capturable=capturable),
+            lambda ps, known=known: single(
+                ps, lr=0.01, gamma=1.1, total_steps=known, capturable=capturable, guard=guard
+            ),
             [random_theta()],
             gradients,
         )

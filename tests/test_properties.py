@@ -68,7 +68,7 @@ def test_finite_gradients_give_finite_parameters(
             assert (seen >= torch.finfo(torch.float32).tiny).all()
 
 
-BRAKED = {**PATHS, "fused": {"fused": True}}
+BRAKED = {**PATHS, "fused": {"fused": True}, "capturable fused": {"fused": True, "capturable": True}}
 
 
 def moves(gradients, gamma=1.0, guard=None, size=64, **options):
@@ -123,12 +123,12 @@ def test_psi_follows_gradients_that_grow_and_falls_at_refreshes_alone(gamma, pat
 
 
 @pytest.mark.parametrize("path", BRAKED)
-@pytest.mark.parametrize("gamma", [-0.5, 0.0])
+@pytest.mark.parametrize("gamma", [-0.5, 0.0, 0.5])
 def test_nothing_is_followed_below_0(gamma, path):
     gradients = [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0]
     guards = [Guard(clip=math.inf, brake=False, follow=follow) for follow in (False, True)]
     plain, following = (moves(gradients, gamma, guard, **BRAKED[path]) for guard in guards)
-    assert following == plain
+    assert (following == plain) == (gamma <= 0)
 
 
 @pytest.mark.parametrize("path", BRAKED)

@@ -42,6 +42,7 @@ from anon_optim._step import (
     end_interval_,
     forget_what_was_seen,
     is_braked,
+    lazy_of,
     needs_s,
     preconditioned,
     preconditioned_all,
@@ -373,7 +374,7 @@ class Anon(Optimizer):
             state = self.state.get(p)
             if not state or is_released(state["exp_avg_sq"]):
                 continue
-            if _idu.is_dead(int(state["step"].item()), group["growth"], group["total_steps"]):
+            if _idu.is_dead(int(state["step"].item()), group["growth"], lazy_of(group)):
                 state["exp_avg_sq"] = released_moment(p)
                 state["weight"].zero_()
 

@@ -381,7 +381,7 @@ def _step_by_host_clock(batch: Batch, o: StepOptions, launch: Launch, factor: Te
         batch.memories.copy_(_idu.remembered(o.rule, batch.memories, batch.weights))
         batch.weights.zero_()
         batch.gammas.fill_(o.rule.gamma)
-    if not batch.released and _idu.is_dead(t, o.growth, o.lazy.total_steps):
+    if not batch.released and _idu.is_dead(t, o.growth, o.lazy):
         for p, state in zip(batch.params, batch.states, strict=True):
             state["exp_avg_sq"] = released_moment(p)
         batch.weights.zero_()

@@ -339,7 +339,7 @@ INLINE int32_t lags(float v, float sigma, float gamma, int halves) {
     switch (halves) {
     case 1: return (v * v) * (v * v) * sigma > most;
     case 2: return v * v * sigma > most;
-    case 3: return (v * sigma) * (v * sigma) * (v * v * sigma) > most;
+    case 3: return (v * sigma) * (v * sigma) * (v * sigma * v) > most;
     case 4: return v * sigma > most;
     }
     return rough_log2(v) + 0.5f * gamma * rough_log2(sigma) > -ROUGH * (1 + gamma);
@@ -350,7 +350,7 @@ INLINE float risen(float sigma, double gamma, int halves) {
     if (halves == 0) return clamp(power_of(sigma, -gamma / 2), FLT_MIN, FLT_MAX);
     sigma = clamp_normal(sigma);
     float root = sqrtf(sigma);
-    return 1 / (halves == 4 ? sigma : halves == 2 ? root : (halves == 3 ? root : 1) * sqrtf(root));
+    return clamp_normal(1 / (halves == 4 ? sigma : halves == 2 ? root : (halves == 3 ? root : 1) * sqrtf(root)));
 }
 
 /* v <- min(v, sigma^(-gamma/2)) with the share of s in Adam's average as sigma; returns whether some v has changed. */

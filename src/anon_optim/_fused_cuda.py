@@ -102,8 +102,8 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
         _run(
             plain_kernel, n_blocks, batch,
             (*tensors, clock_ptr, factor_ptr, seed, batch.levels, batch.brakes, batch.powers, batch.unseens,
-             n_tensors, lr, float(x.gamma), x.bias_correction1, x.bias_correction2, weight_decay, *averages, eps,
-             float(rule.clip), float(rule.floor)),
+             n_tensors, lr, float(x.gamma), float(x.bias_correction1), float(x.bias_correction2), weight_decay,
+             *averages, eps, float(rule.clip), float(rule.floor)),
             {**dtypes, **gradient, **update, "FOLLOW": rule.follow, "ACCUMULATE": x.accumulate},
         )  # fmt: skip
     if not due:
@@ -135,7 +135,7 @@ def _step(batch: Batch, x: Numbers, due: bool, clock: Tensor | None) -> None:
     _run(
         refresh_kernel, programs, batch,
         (*tensors, clock_ptr, any_due, seed, means, weights, beta3s, batch.levels, batch.powers, batch.unseens,
-         n_tensors, n_blocks, lr, gamma, changed, x.bias_correction1, weight_decay, averages[2], eps,
+         n_tensors, n_blocks, lr, gamma, changed, float(x.bias_correction1), weight_decay, averages[2], eps,
          float(rule.clip), float(rule.floor)),
         {**dtypes, **update},
     )  # fmt: skip

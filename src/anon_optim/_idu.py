@@ -114,20 +114,26 @@ class Lazy(NamedTuple):
     """How many steps up to a refresh count."""
     total_steps: int | None
     """The length of the run, if it is known: after its last refresh none counts."""
+    all_count: bool = False
+    """Whether all do, as where psi follows them."""
 
 
 def accumulates(t: int, growth: Growth, lazy: Lazy) -> bool:
     """Whether step `t` adds to s."""
+    if lazy.all_count:
+        return True
     wait = steps_until_used(t, growth)
     if lazy.total_steps is not None and t <= lazy.total_steps < t + wait:
         return False
     return wait < lazy.window
 
 
-def is_dead(t: int, growth: Growth, total_steps: int | None) -> bool:
+def is_dead(t: int, growth: Growth, lazy: Lazy) -> bool:
     """Whether no step after `t` adds to s any more."""
+    if lazy.all_count:
+        return False
     next_use = t + steps_to_refresh(t, growth)
-    return math.isinf(next_use) or (total_steps is not None and t <= total_steps < next_use)
+    return math.isinf(next_use) or (lazy.total_steps is not None and t <= lazy.total_steps < next_use)
 
 
 @functools.lru_cache(maxsize=256)
@@ -142,6 +148,8 @@ def next_use_on_device(step: Tensor, table: Tensor) -> Tensor:
 
 
 def accumulates_on_device(step: Tensor, next_use: Tensor, lazy: Lazy) -> Tensor:
+    if lazy.all_count:
+        return torch.ones_like(step, dtype=torch.bool)
     wait = next_use - step
     alive = wait < lazy.window
     if lazy.total_steps is not None:
@@ -312,7 +320,7 @@ def follow(v: Tensor, s: Tensor, bias_correction2: float | Tensor, eps: float, g
     risen = _exp(-gamma / 2 * _log(s / bias_correction2 + eps))
     if isinstance(gamma, Tensor):
         risen = torch.where(gamma > 0, risen, math.inf)
-    return torch.minimum(v, risen)
+    return torch.fmin(v, risen)  # a NaN in s is no reason to lose v
 
 
 # The brake. Between refreshes psi cannot follow gradients that grow, so their power, the mean of g^2 / psi2 over a

@@ -27,9 +27,10 @@ class Guard:
     """Where a tensor's gradients have grown since its last refresh, divide its steps by as much as psi would have grown
     with them, until the next refresh. For gamma > 0 and tensors of at least 64 elements only."""
     follow: bool = False
-    """sigma counts as at least the part of Adam's second moment that the gradients since the last refresh make up, on
-    the steps that accumulate one: psi follows gradients that grow, and falls at refreshes alone. With it the others may
-    be wide or off: `Guard(clip=3.0, touch=False, brake=False, follow=True)`. For gamma > 0 only."""
+    """sigma counts as at least the part of Adam's second moment that the gradients since the last refresh make up: psi
+    follows gradients that grow, and falls at refreshes alone. With it the others may be wide or off:
+    `Guard(clip=3.0, touch=False, brake=False, follow=True)`. For gamma > 0 only. The second moment is then needed on
+    every step, whatever `window_tol` and `total_steps` are."""
     error_if_nonfinite: bool = False
     """Raise RuntimeError, and write nothing, if a gradient of the group holds NaN or inf. Reading the answer
     waits for the device."""

@@ -97,7 +97,7 @@ def step_options(group: dict[str, Any]) -> StepOptions:
 
 def lazy_of(group: dict[str, Any]) -> Lazy:
     window = _idu.window(group["betas"][1], group["window_tol"])
-    return Lazy(window, group["total_steps"])
+    return Lazy(window, group["total_steps"], all_count=group["follow"])
 
 
 def needs_s(t: int, group: dict[str, Any]) -> bool:

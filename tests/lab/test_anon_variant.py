@@ -31,7 +31,15 @@ def sparse_gradients(steps: int, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("gamma", [-0.5, 0.0, 0.5, 1.0, 1.5])
-@pytest.mark.parametrize("settings", [{}, {"guard": None}, {"weight_decay": 0.1, "decoupled_weight_decay": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"guard": None},
+        {"weight_decay": 0.1, "decoupled_weight_decay": False},
+        {"guard": Guard(brake=False, follow=True), "betas": (0.9, 0.5)},
+    ],
+)
 @pytest.mark.parametrize("capturable", [False, True])
 def test_varying_nothing_is_anon(gamma: float, settings: dict[str, Any], capturable: bool) -> None:
     grads = sparse_gradients(40, 3, 4)

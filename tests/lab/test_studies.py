@@ -836,7 +836,11 @@ def test_other_refresh_times_are_another_method() -> None:
     assert (default.found_on, fresher.found_on) == ((), ("diffusion 16px",))
     remembering = _across.Method.of({"gamma": 1.0, "growth": 1.25, "beta3": None})
     assert remembering.label == "γ 1, growth 1.25, Adam's memory"
-    assert len({default, fresher, remembering}) == 3 == len(sorted([remembering, default, fresher]))
+    following = _across.Method.of({"gamma": 1.5, "lr_scale": "tensor", "guard": {"clip": 3.0, "follow": True}})
+    assert (following.label, following.found_on) == ("γ 1.5, follow with lr_scale", ("zipf", "gpt 1m"))
+    assert not following.is_default
+    assert len({default, fresher, remembering, following}) == 4
+    assert sorted([following, remembering, default, fresher])[-1] == following
     assert _across.Method.of({"gamma": 1.5, "lr_scale": "tensor"}).found_on == ("zipf", "gpt 1m")
 
 
