@@ -68,7 +68,7 @@ def test_finite_gradients_give_finite_parameters(
             assert (seen >= torch.finfo(torch.float32).tiny).all()
 
 
-BRAKED = {**PATHS, "fused": {"fused": True}, "capturable fused": {"fused": True, "capturable": True}}
+ALL_PATHS = {**PATHS, "fused": {"fused": True}, "capturable fused": {"fused": True, "capturable": True}}
 
 
 def moves(gradients, gamma=1.0, guard=None, size=64, **options):
@@ -84,11 +84,11 @@ def moves(gradients, gamma=1.0, guard=None, size=64, **options):
     return [before - after for before, after in pairwise(path)]
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5])
 def test_the_brake_holds_until_the_next_refresh(gamma, path):
     # Refreshes at 1, 2, 4 and 8, so after step 4 psi stays 1. Step 5 is 3 times as large; the steps after it know.
-    found = moves([1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0, 2.0, 2.0], gamma, **BRAKED[path])
+    found = moves([1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0, 2.0, 2.0], gamma, **ALL_PATHS[path])
     held = 9 ** (gamma / 2)
     later = 2 / 2**gamma  # psi = 2^gamma from step 8 on
     assert found == pytest.approx([1, 1, 1, 1, 3, 1 / held, 2 / held, later, later], rel=1e-5)
@@ -105,13 +105,13 @@ def test_the_brake_is_one_of_the_diagnostics():
     assert opt.diagnostics()[0].brake == 1
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 1.5, 1.7])
 def test_psi_follows_gradients_that_grow_and_falls_at_refreshes_alone(gamma, path):
     """Beside Adam's average, as if all had been zero until the last refresh (at 1, 2, 4 and 8)."""
     p, beta2 = torch.nn.Parameter(torch.zeros(64)), 0.5
     guard = Guard(clip=math.inf, floor=0.0, touch=False, brake=False, follow=True)
-    opt = Anon([p], gamma=gamma, betas=(0.0, beta2), beta3=0.0, eps=0.0, guard=guard, **BRAKED[path])
+    opt = Anon([p], gamma=gamma, betas=(0.0, beta2), beta3=0.0, eps=0.0, guard=guard, **ALL_PATHS[path])
     psi2, found = [], []
     for t, g in enumerate([1.0, 1.0, 1.0, 1.0, 3.0, 0.1, 0.1, 2.0, 1.0], 1):
         p.grad = torch.full_like(p, g)
@@ -122,28 +122,28 @@ def test_psi_follows_gradients_that_grow_and_falls_at_refreshes_alone(gamma, pat
     assert found[8] == found[7] < found[6]
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("gamma", [-0.5, 0.0, 0.5])
 def test_nothing_is_followed_below_0(gamma, path):
     gradients = [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0]
     guards = [Guard(clip=math.inf, brake=False, follow=follow) for follow in (False, True)]
-    plain, following = (moves(gradients, gamma, guard, **BRAKED[path]) for guard in guards)
+    plain, following = (moves(gradients, gamma, guard, **ALL_PATHS[path]) for guard in guards)
     assert (following == plain) == (gamma <= 0)
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize(("gamma", "size"), [(-0.5, 64), (0.0, 64), (1.0, 63)])
 def test_there_is_no_brake_below_0_or_in_small_tensors(gamma, size, path):
     gradients = [1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 2.0]
-    unbraked = moves(gradients, gamma, Guard(clip=math.inf, floor=0.0, brake=False), size, **BRAKED[path])
-    assert moves(gradients, gamma, size=size, **BRAKED[path]) == unbraked
+    unbraked = moves(gradients, gamma, Guard(clip=math.inf, floor=0.0, brake=False), size, **ALL_PATHS[path])
+    assert moves(gradients, gamma, size=size, **ALL_PATHS[path]) == unbraked
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 def test_gradients_that_come_back_are_not_held_up(path):
     """beta3 keeps psi above what an interval of small gradients would make of it, so what they were is no danger."""
     p = torch.nn.Parameter(torch.zeros(64))
-    opt = Anon([p], lr=1.0, betas=(0.0, 0.999), guard=Guard(clip=math.inf), **BRAKED[path])
+    opt = Anon([p], lr=1.0, betas=(0.0, 0.999), guard=Guard(clip=math.inf), **ALL_PATHS[path])
     for t in range(1, 32):
         p.grad = torch.full((64,), 1e-3 if 8 < t <= 16 else 1.0)
         opt.step()
@@ -152,11 +152,11 @@ def test_gradients_that_come_back_are_not_held_up(path):
     assert (average, excess) == pytest.approx((2, 2), rel=1e-5)  # psi2 was halved at step 16
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_leaves_the_others_their_brake(path, bad):
     p = torch.nn.Parameter(torch.zeros(64))
-    opt = Anon([p], lr=1.0, **BRAKED[path])
+    opt = Anon([p], lr=1.0, **ALL_PATHS[path])
     for t in range(1, 10):
         p.grad = torch.tensor([1.0] * 63 + [bad if t in (3, 4) else 1.0])
         opt.step()
@@ -165,7 +165,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_others_their_brake(path, bad):
     assert p[0].isfinite()
 
 
-@pytest.mark.parametrize("path", BRAKED)
+@pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize(
     ("gamma", "sizes", "options"),
     [
@@ -176,7 +176,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_others_their_brake(path, bad):
 )
 def test_powers_beyond_float32_spoil_nothing(gamma, sizes, options, path):
     p = torch.nn.Parameter(torch.zeros(100))
-    opt = Anon([p], lr=1e-30, gamma=gamma, **options, **BRAKED[path])
+    opt = Anon([p], lr=1e-30, gamma=gamma, **options, **ALL_PATHS[path])
     rng = torch.Generator().manual_seed(0)
     for size in sizes:
         p.grad = size * (1 + torch.rand(100, generator=rng))

@@ -274,6 +274,12 @@ def test_who_follows_does_as_adamw_does_at_each_learning_rate(kind, lrs, seeds, 
         assert mean_score(kind, partial(Anon, gamma=1.0, guard=FOLLOW), lr, seeds, **how) < adamw + most
 
 
+def test_who_follows_learns_late_rows_faster_than_the_default():
+    for lr in (3e-3, 1e-2):
+        default, following = (mean_score(LateRows, partial(Anon, gamma=1.0, guard=g), lr, 3) for g in (Guard(), FOLLOW))
+        assert following + 2 < default
+
+
 # 5. The largest single step.
 
 

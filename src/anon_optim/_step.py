@@ -177,9 +177,7 @@ def preconditioned(
     elif rule.touch and may_have_unseen(preconditioner, gamma):
         touched = _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma)
         v = _idu.pick(clock.due, v, touched)
-    if rule.follow and follows(clock, gamma):
-        followed = _idu.follow(v, exp_avg_sq, clock.bias_correction2, rule.eps, gamma)
-        v = _idu.pick(clock.due, v, _idu.pick(clock.accumulate, followed, v))
+    v = followed(clock, rule, v, exp_avg_sq, gamma)
     if rule.clip < math.inf and (isinstance(gamma, Tensor) or gamma > 0):
         v = _idu.sticky_clip(v, exp_avg, rule.clip * clock.bias_correction1, gamma)
     return v, level
@@ -208,21 +206,18 @@ def preconditioned_all(
                 vs, raw_grads, samples, levels, preconditioners, strict=True
             )
         ]
-    if rule.follow and follows(clocks[0], gamma):
-        vs = [
-            _idu.follow(v, s, clock.bias_correction2, rule.eps, gamma)
-            for v, s, clock in zip(vs, exp_avg_sqs, clocks, strict=True)
-        ]
+    vs = [followed(clock, rule, v, s, gamma) for clock, v, s in zip(clocks, vs, exp_avg_sqs, strict=True)]
     if rule.clip < math.inf and gamma > 0:
         bounds = [float(rule.clip * clock.bias_correction1) for clock in clocks]
         vs = _idu.sticky_clip_all(vs, exp_avgs, bounds, gamma)
     return vs
 
 
-def follows(clock: Clock, gamma: float | Tensor) -> bool:
-    """Whether psi may rise with s on this step."""
-    is_on = isinstance(gamma, Tensor) or gamma > 0
-    return is_on and clock.due is not True and clock.accumulate is not False
+def followed(clock: Clock, rule: Rule, v: Tensor, exp_avg_sq: Tensor, gamma: float | Tensor) -> Tensor:
+    """`v`, risen with s between refreshes if the rule says so; every step then adds to s."""
+    if not rule.follow or clock.due is True or not (isinstance(gamma, Tensor) or gamma > 0):
+        return v
+    return _idu.pick(clock.due, v, _idu.follow(v, exp_avg_sq, clock.bias_correction2, rule.eps, gamma))
 
 
 def is_braked(clock: Clock, rule: Rule, v: Tensor) -> bool:

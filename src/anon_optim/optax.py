@@ -323,7 +323,7 @@ def _step_one(rule: _Rule, clock: _Clock, grad: Array, leaf: _Leaf) -> tuple[Arr
         v = jnp.where((v == 0) & (g != 0), _exp(-gamma / 2 * _log(sigma)), v)
     if guard.follow and not clock.due:
         sigma = nu / clock.bias_correction2.astype(dtype) + rule.eps
-        v = jnp.where(gamma > 0, jnp.minimum(v, _exp(-gamma / 2 * _log(sigma))), v)
+        v = jnp.where(gamma > 0, jnp.fmin(v, _exp(-gamma / 2 * _log(sigma))), v)
     if guard.clip < math.inf:
         v = jnp.minimum(v, _clip_limit(mu, guard.clip * bias_correction1, gamma))
 

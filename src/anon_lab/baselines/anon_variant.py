@@ -16,7 +16,7 @@ from anon_optim._step import (
     accumulate_,
     braked,
     end_interval_,
-    follows,
+    followed,
     is_braked,
     read_clock,
     step_options,
@@ -171,10 +171,7 @@ class AnonVariant(Anon):
             v, level = (_idu.pick(clock.due, new, old) for new, old in zip(refreshed, kept, strict=True))
         if rule.touch and clock.due is not True and rule.gamma != 0:
             v = _idu.pick(clock.due, v, _idu.touch(v, raw_grad, sample, level, rule.eps, rule.floor, gamma))
-        if rule.follow and follows(clock, gamma):
-            followed = _idu.follow(v, state["exp_avg_sq"], clock.bias_correction2, rule.eps, gamma)
-            v = _idu.pick(clock.due, v, _idu.pick(clock.accumulate, followed, v))
-        return v, level
+        return followed(clock, rule, v, state["exp_avg_sq"], gamma), level
 
     def _risen(self, v: Tensor, s: Tensor, w: Tensor, step: Tensor, o: StepOptions) -> Tensor:
         """1/psi after a part of the next refresh, where that is less."""

@@ -141,6 +141,7 @@ class Contender:
 
 
 LATER = ("error_if_nonfinite", "follow")
+"""Fields of a guard that are younger than the first runs."""
 
 
 def anon_defaults() -> dict[str, Any]:
