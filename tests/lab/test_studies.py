@@ -847,6 +847,11 @@ def test_other_refresh_times_are_another_method() -> None:
 # All studies at one glance.
 
 
+def test_every_anon_of_a_long_field_has_a_marker_of_its_own() -> None:
+    gammas = [replace(made_line("Anon γ 1", GROUND, [80.0]), label=f"Anon γ 1, way {way}") for way in range(9)]
+    assert len({_plots.style(line, gammas)["marker"] for line in gammas}) == 9
+
+
 def test_the_picture_shows_anon_with_its_own_refresh_times_and_memory_once() -> None:
     usual = [made_line(label, GROUND, [80.0, 81.0]) for label in ("SGDM", "Anon γ 1", "Anon γ 1.5")]
     others = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 OTHERS = ("#0072b2", "#56b4e9", "#cc79a7")
 """For optimizers that the palette has no colour for."""
-MARKERS = "osD^v"
+MARKERS = "osD^vP<X>"
 """That tell neighbouring gammas apart."""
 
 
