@@ -70,7 +70,7 @@ def collected(reports: Sequence[Report]) -> tuple[dict[str, list[Line]], list[Se
 
 
 def by_default(panels: Panels) -> Panels:
-    """Anon with its own refresh times and memory, once at each gamma, and who met it. Of one that was tuned in several
+    """Anon with its own refresh times, memory and guards, once at each gamma, and who met it. Of one that was tuned in several
     ways the first counts, as in the sums over all tasks: a second search would be a second chance."""
     shown = {}
     for name, contenders in panels.items():
@@ -182,8 +182,9 @@ def save(results: Path, console: Console) -> list[Path]:
     parts = [
         "# What the studies found",
         f"    {COMMAND}",
-        f"{headline(shown)}. Every gamma of every report below counts, by Welch's test at 5 %; other refresh times and "
-        "memories than the default's and second searches have rows below, but no part in that or in the picture.",
+        f"{headline(shown)}. Every gamma of every report below counts, by Welch's test at 5 %; other refresh times, "
+        "memories and guards than the default's and second searches have rows below, but no part in that or in the "
+        "picture.",
         *([f"{summary}."] if summary else []),
         "![All reports at once](overview.svg)",
         *map(as_markdown, sections),
