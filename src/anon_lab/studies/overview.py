@@ -70,8 +70,8 @@ def collected(reports: Sequence[Report]) -> tuple[dict[str, list[Line]], list[Se
 
 
 def by_default(panels: Panels) -> Panels:
-    """Anon with its own refresh times, memory and guards, once at each gamma, and who met it. Of one that was tuned in several
-    ways the first counts, as in the sums over all tasks: a second search would be a second chance."""
+    """Anon with its own refresh times, memory and guards, once at each gamma, and who met it. Of one that was tuned in
+    several ways the first counts, as in the sums over all tasks: a second search would be a second chance."""
     shown = {}
     for name, contenders in panels.items():
         ours: dict[Method, Line] = {}
